@@ -1,0 +1,65 @@
+"""Fitted coefficients, each with its birth certificate, and measured values, which beat them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cost_models.records.codec import SCHEMA_VERSION, RecordError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coefficient:
+    """One fitted number."""
+
+    value: float
+    """In the unit below."""
+    unit: str
+    """For example s, bytes/param, 1."""
+    source: str
+    """What it was fitted on, or the publication it was read from."""
+    date: str
+    """Day of the fit or of the reading (ISO)."""
+    residual: float | None = None
+    """Relative spread of the data about the fit (one standard deviation); null = not fitted."""
+    rows: int = 0
+    """Data that it was fitted on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """Seconds of a collective or a link by size, piecewise linear in log-log; straight on beyond the ends."""
+
+    sizes_bytes: tuple[float, ...]
+    """Increasing."""
+    seconds: tuple[float, ...]
+    """One per size."""
+    source: str
+    """What it was measured on."""
+    date: str
+    """Day (ISO)."""
+
+    def __post_init__(self) -> None:
+        rising = all(a < b for a, b in zip(self.sizes_bytes, self.sizes_bytes[1:], strict=False))
+        if len(self.sizes_bytes) != len(self.seconds) or not self.seconds or not rising:
+            raise RecordError("a curve has as many seconds as sizes, at least one, and its sizes increase")
+        if any(not second > 0 for second in self.seconds):
+            raise RecordError("seconds of a curve are positive")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """Everything fitted or measured that a prediction rests on; always an explicit argument."""
+
+    schema_version: int = SCHEMA_VERSION
+    """Version of this file's form."""
+    name: str
+    """For example shipped-2026-11."""
+    machine: str
+    """Where it holds: a device name, or any."""
+    date: str
+    """Day of the youngest entry (ISO)."""
+    coefficients: Mapping[str, Coefficient]
+    """By dotted name: `matmul.efficiency.hopper.bf16`, `memory.margin.torch` ..."""
+    operations_s: Mapping[str, float] = field(default_factory=dict)
+    """Measured operations: Measurement.key -> median seconds."""
+    curves: Mapping[str, Curve] = field(default_factory=dict)
+    """Measured collectives: `all_reduce/ranks/link class` -> curve."""

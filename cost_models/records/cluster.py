@@ -1,0 +1,174 @@
+"""A cluster: node kinds x counts, fabric levels and exceptions, so that 32,768 GPUs stay a page of text.
+
+Nominal facts only: bandwidths and capacities, never seconds. Latencies belong to the tables and the calibration.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cost_models.records.codec import RecordError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One accelerator, or one CPU process."""
+
+    name: str
+    """As in the device table, for example h100."""
+    family: str
+    """Architecture that kernels are made for: volta, ampere, hopper, blackwell, cdna3, cpu."""
+    memory_bytes: int
+    """Bytes that the driver shows, not the nominal ones."""
+    memory_bandwidth_bytes_per_s: float
+    """Of the device's main memory."""
+    peak_flops_per_s: Mapping[str, float]
+    """Dense data-sheet peak by precision."""
+    matmul_flops_per_s: Mapping[str, float]
+    """Best matrix-multiply rate that people measured, by precision: the roof of the model."""
+
+    def __post_init__(self) -> None:
+        if self.memory_bytes < 1 or self.memory_bandwidth_bytes_per_s <= 0:
+            raise RecordError(f"device {self.name!r}: memory and its bandwidth are positive")
+        if not self.peak_flops_per_s:
+            raise RecordError(f"device {self.name!r}: give the peak of at least one precision")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """A class of links; its latency and its curve are found under its name."""
+
+    name: str
+    """Class, for example nvlink4, pcie4, ib-ndr, loopback."""
+    bandwidth_bytes_per_s: float
+    """Nominal, in one direction."""
+
+    def __post_init__(self) -> None:
+        if not self.bandwidth_bytes_per_s > 0:
+            raise RecordError(f"link {self.name!r}: bandwidth {self.bandwidth_bytes_per_s} B/s; it is positive")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeKind:
+    """One kind of node."""
+
+    name: str
+    """As sold, for example dgx-h100."""
+    device: Device
+    """What each rank runs on."""
+    gpus_per_node: int
+    """Devices in a node."""
+    intra: Link
+    """Between two devices of a fast domain; bandwidth of one device into the domain."""
+    domain_nodes: int = 1
+    """Nodes that share one fast domain (18 in an NVL72 rack)."""
+    nic: Link
+    """One network interface."""
+    num_nics: int
+    """Network interfaces of a node."""
+    host_memory_bytes: int | None = None
+    """Memory of the host; null = unknown."""
+
+    def __post_init__(self) -> None:
+        for name in ("gpus_per_node", "domain_nodes", "num_nics"):
+            if getattr(self, name) < 1:
+                raise RecordError(
+                    f"node kind {self.name!r}: {name}={getattr(self, name)}; a whole number from 1 is needed"
+                )
+
+    @property
+    def domain_size(self) -> int:
+        """Devices of one fast domain."""
+        return self.gpus_per_node * self.domain_nodes
+
+    @property
+    def node_bandwidth_bytes_per_s(self) -> float:
+        """All network interfaces of a node together, in one direction."""
+        return self.num_nics * self.nic.bandwidth_bytes_per_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """Nodes of one kind."""
+
+    kind: NodeKind
+    """What each node is."""
+    num_nodes: int
+    """How many."""
+
+    def __post_init__(self) -> None:
+        if self.num_nodes < 1:
+            raise RecordError(
+                f"num_nodes={self.num_nodes} of node kind {self.kind.name!r}; a cluster has at least one node"
+            )
+
+    @property
+    def num_gpus(self) -> int:
+        """Devices of the pool."""
+        return self.num_nodes * self.kind.gpus_per_node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FabricLevel:
+    """One level of switches, nearest to the nodes first."""
+
+    name: str
+    """For example leaf, spine."""
+    radix: int
+    """Children below one switch: nodes at the first level, switches of the level below after that."""
+    oversubscription: float = 1.0
+    """Bandwidth from below over bandwidth to above; 1 = full bisection."""
+
+    def __post_init__(self) -> None:
+        if self.radix < 1 or not self.oversubscription >= 1:
+            raise RecordError(f"fabric level {self.name!r}: radix is from 1 and oversubscription from 1.0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FabricException:
+    """One node that is not as its kind: a slow or missing interface, a GPU off the fast domain."""
+
+    node: int
+    """Number of the node, from 0, over all pools in order."""
+    nic_factor: float = 1.0
+    """Share of its network bandwidth that works."""
+    intra_factor: float = 1.0
+    """Share of its fast domain's bandwidth that works."""
+    note: str = ""
+    """What was seen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Pools of nodes, the fabric between them, and what is not as it should be."""
+
+    name: str
+    """How people call it, for example h100x64."""
+    pools: tuple[Pool, ...]
+    """Kinds of nodes and their counts; ranks are numbered through them in order."""
+    fabric: tuple[FabricLevel, ...] = ()
+    """Levels of switches; empty = one full-bisection switch."""
+    rails: bool = True
+    """Each interface of a node has its own switch plane, reached by the GPU beside it."""
+    exceptions: tuple[FabricException, ...] = ()
+    """Nodes that differ."""
+
+    def __post_init__(self) -> None:
+        if not self.pools:
+            raise RecordError(
+                f"cluster {self.name!r} has no pool of nodes: it has zero GPUs; name at least one node kind and a count"
+            )
+        for exception in self.exceptions:
+            if not 0 <= exception.node < self.num_nodes:
+                raise RecordError(
+                    f"exception of node {exception.node}: cluster {self.name!r} has nodes 0..{self.num_nodes - 1}"
+                )
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of all pools."""
+        return sum(pool.num_nodes for pool in self.pools)
+
+    @property
+    def num_gpus(self) -> int:
+        """Devices of all pools: the largest world."""
+        return sum(pool.num_gpus for pool in self.pools)

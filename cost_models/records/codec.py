@@ -1,0 +1,293 @@
+"""JSON for the records: strict in, stable out, atomic on disk.
+
+Every record is a frozen dataclass; its JSON is its fields by name. Reading is strict: an unknown field, a missing one,
+a value of another type or a newer schema is one error that names the place (`decision.stages[2].device`).
+"""
+
+import ast
+import dataclasses
+import difflib
+import functools
+import inspect
+import json
+import math
+import os
+import tempfile
+import types
+import typing
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+SCHEMA_VERSION = 1
+"""Version of every file that Meshwright writes; a reader accepts this one and older ones."""
+
+
+class RecordError(ValueError):
+    """A record, or a file that should hold one, says something that it may not say."""
+
+
+def to_json(value: Any) -> Any:
+    """Plain JSON data (dict, list, str, int, float, bool, None) of a record; a float that is not finite is null."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, StrEnum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(key): to_json(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [to_json(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value
+
+
+def from_json(cls: type[T], data: Any, place: str = "") -> T:
+    """The record of type `cls` that `data` (parsed JSON) describes.
+
+    Raises RecordError with the place of the first fault.
+    """
+    return _read(cls, data, place or cls.__name__.lower())  # type: ignore[no-any-return]
+
+
+def dumps(record: Any) -> str:
+    """The text of a record's file: indented JSON with a final newline; equal records give equal text."""
+    return json.dumps(to_json(record), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def loads(cls: type[T], text: str, source: str = "") -> T:
+    """The record in `text`; `source` (a file's name) leads every error."""
+    lead = f"{source}: " if source else ""
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise RecordError(
+            f"{lead}not whole JSON (line {error.lineno}, column {error.colno}: {error.msg}); "
+            "the file is truncated or damaged: write it again"
+        ) from None
+    if isinstance(data, dict):
+        version = data.get("schema_version")
+        if isinstance(version, int) and not isinstance(version, bool) and version > SCHEMA_VERSION:
+            raise RecordError(
+                f"{lead}schema_version {version} is newer than {SCHEMA_VERSION}, the newest that this Meshwright reads; "
+                "update Meshwright"
+            )
+    try:
+        return from_json(cls, data)
+    except RecordError as error:
+        raise RecordError(f"{lead}{error}") from None
+
+
+def load(cls: type[T], path: str | Path) -> T:
+    """The record in the file `path`. Raises RecordError where the file is absent, damaged or newer."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise RecordError(f"{path}: not UTF-8 text; the file is damaged or of another kind") from None
+    return loads(cls, text, str(path))
+
+
+def save(record: Any, path: str | Path) -> None:
+    """Writes a record's file whole or not at all."""
+    write_atomic(path, dumps(record))
+
+
+def write_atomic(path: str | Path, text: str) -> None:
+    """Writes `text` beside `path`, flushes it to the disk and renames it: a reader sees the old file or the new one."""
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise RecordError(f"{target}: the folder {target.parent} does not exist; make it, or name another place")
+    try:
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
+    except OSError as error:
+        raise RecordError(f"{target}: cannot be written ({error.strerror})") from None
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(name, 0o666 & ~_umask())
+        os.replace(name, target)
+    except OSError as error:
+        Path(name).unlink(missing_ok=True)
+        raise RecordError(f"{target}: cannot be written ({error.strerror})") from None
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+# Reading ---------------------------------------------------------------------------------------------------------
+
+
+def _read(kind: Any, data: Any, place: str) -> Any:
+    origin = typing.get_origin(kind)
+    if origin in (typing.Union, types.UnionType):
+        options = typing.get_args(kind)
+        if data is None and type(None) in options:
+            return None
+        rest = [option for option in options if option is not type(None)]
+        if len(rest) == 1:
+            return _read(rest[0], data, place)
+        return _read_union(rest, data, place)
+    if origin is tuple:
+        item, ellipsis = typing.get_args(kind)
+        assert ellipsis is ..., "records hold homogeneous tuples only"
+        if not isinstance(data, list):
+            raise RecordError(f"{place} is {_shown(data)}; expected a list")
+        return tuple(_read(item, value, f"{place}[{index}]") for index, value in enumerate(data))
+    if origin in (dict, Mapping) or (isinstance(origin, type) and issubclass(origin, Mapping)):
+        if not isinstance(data, dict):
+            raise RecordError(f"{place} is {_shown(data)}; expected an object")
+        return {key: _read(typing.get_args(kind)[1], value, f"{place}.{key}") for key, value in data.items()}
+    if kind is Any:
+        return data
+    if dataclasses.is_dataclass(kind):
+        return _read_record(kind, data, place)
+    return _read_scalar(kind, data, place)
+
+
+def _read_union(options: list[Any], data: Any, place: str) -> Any:
+    for option in options:
+        try:
+            return _read(option, data, place)
+        except RecordError:
+            continue
+    raise RecordError(f"{place} is {_shown(data)}; expected one of: {', '.join(_kind_name(o) for o in options)}")
+
+
+def _read_record(kind: Any, data: Any, place: str) -> Any:
+    if not isinstance(data, dict):
+        raise RecordError(f"{place} is {_shown(data)}; expected an object with {', '.join(_field_types(kind))}")
+    known = _field_types(kind)
+    for key in data:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise RecordError(f"{place} has an unknown field {key!r}{hint} Known fields: {', '.join(known)}")
+    values = {}
+    for field in dataclasses.fields(kind):
+        if field.name in data:
+            values[field.name] = _read(known[field.name], data[field.name], f"{place}.{field.name}")
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise RecordError(f"{place} lacks the field {field.name!r}; the file is damaged or was cut short")
+    try:
+        return kind(**values)
+    except RecordError as error:
+        raise RecordError(f"{place}: {error}") from None
+
+
+def _read_scalar(kind: Any, data: Any, place: str) -> Any:
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        try:
+            return kind(data)
+        except ValueError:
+            legal = ", ".join(member.value for member in kind)
+            raise RecordError(f"{place} is {_shown(data)}; legal values: {legal}") from None
+    if kind is float and isinstance(data, (int, float)) and not isinstance(data, bool):
+        return float(data)
+    if kind is float and data is None:
+        return math.inf
+    if kind is int and isinstance(data, int) and not isinstance(data, bool):
+        return data
+    if kind in (str, bool) and isinstance(data, kind):
+        return data
+    raise RecordError(f"{place} is {_shown(data)}; expected {_kind_name(kind)}")
+
+
+@functools.cache
+def _field_types(kind: Any) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+
+
+_KIND_NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+
+
+def _kind_name(kind: Any) -> str:
+    return _KIND_NAMES.get(kind, getattr(kind, "__name__", str(kind)))
+
+
+def _shown(data: Any) -> str:
+    text = json.dumps(data, ensure_ascii=False, default=str)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+# JSON Schema -----------------------------------------------------------------------------------------------------
+
+
+def json_schema(cls: type) -> dict[str, Any]:
+    """The JSON Schema (2020-12) of a record, made from its dataclass; the text under a field is its description."""
+    definitions: dict[str, Any] = {}
+    root = _schema(cls, definitions)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": cls.__name__,
+        **root,
+        "$defs": dict(sorted(definitions.items())),
+    }
+
+
+def _schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return {"anyOf": [_schema(option, definitions) for option in arguments]}
+    if origin is tuple:
+        return {"type": "array", "items": _schema(arguments[0], definitions)}
+    if origin is not None:
+        return {"type": "object", "additionalProperties": _schema(arguments[1], definitions)}
+    if kind is Any:
+        return {}
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return {"type": "string", "enum": [member.value for member in kind]}
+    if dataclasses.is_dataclass(kind):
+        name = kind.__name__  # type: ignore[union-attr]
+        if name not in definitions:
+            definitions[name] = {}
+            definitions[name] = _record_schema(kind, definitions)
+        return {"$ref": f"#/$defs/{name}"}
+    if kind is float:
+        return {"type": ["number", "null"]}
+    return {"type": {int: "integer", str: "string", bool: "boolean", type(None): "null"}[kind]}
+
+
+def _record_schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    notes = _field_notes(kind)
+    properties = {}
+    for name, field_type in _field_types(kind).items():
+        properties[name] = _schema(field_type, definitions) | ({"description": notes[name]} if name in notes else {})
+    required = [
+        field.name
+        for field in dataclasses.fields(kind)
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    ]
+    return {
+        "type": "object",
+        "description": inspect.cleandoc(kind.__doc__ or "").split("\n\n")[0].replace("\n", " "),
+        "properties": properties,
+        "required": required,
+        "additionalProperties": False,
+    }
+
+
+def _field_notes(kind: Any) -> dict[str, str]:
+    """The text that stands under each field in the source of a record."""
+    body = typing.cast(ast.ClassDef, ast.parse(inspect.cleandoc("\n" + inspect.getsource(kind))).body[0]).body
+    notes = {}
+    for field, note in zip(body, body[1:], strict=False):
+        is_text = (
+            isinstance(note, ast.Expr) and isinstance(note.value, ast.Constant) and isinstance(note.value.value, str)
+        )
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and is_text:
+            notes[field.target.id] = " ".join(str(note.value.value).split())  # type: ignore[attr-defined]
+    return notes

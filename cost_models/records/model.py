@@ -1,0 +1,250 @@
+"""A network as the planner sees it: dimensions, blocks, exact parameter counts and model FLOPs.
+
+Blocks are numbered over the whole model: 0 the embedding, 1..L the layers, L+1 the final norm, the head and the loss.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cost_models.records.codec import RecordError
+
+
+class Norm(StrEnum):
+    """RMSNorm has one vector of weights, LayerNorm a weight and a bias."""
+
+    RMSNORM = "rmsnorm"
+    LAYERNORM = "layernorm"
+
+
+class Positions(StrEnum):
+    """How the order of tokens gets in; learned positions are parameters of the embedding."""
+
+    ROPE = "rope"
+    LEARNED = "learned"
+    NONE = "none"
+
+
+class BlockKind(StrEnum):
+    """The kinds of blocks that a stage may hold."""
+
+    EMBEDDING = "embedding"
+    DENSE = "dense"
+    MOE = "moe"
+    HEAD = "head"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moe:
+    """The experts of a mixture-of-experts layer."""
+
+    num_experts: int
+    """Routed experts in a layer."""
+    top_k: int
+    """Routed experts that see each token."""
+    moe_ffn: int
+    """Width of one routed expert."""
+    shared_ffn: int = 0
+    """Total width of the experts that see every token; 0 = none."""
+    num_dense_layers: int = 0
+    """Leading layers that have a plain MLP instead of experts."""
+    router_bias: bool = False
+    """A bias per expert in the router (DeepSeek-V3's load balancing)."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.top_k <= self.num_experts:
+            raise RecordError(
+                f"top_k={self.top_k} of num_experts={self.num_experts}: top_k lies between 1 and num_experts"
+            )
+        if self.moe_ffn < 1:
+            raise RecordError(f"moe_ffn={self.moe_ffn}: the width of an expert is a whole number from 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mla:
+    """Multi-head latent attention: keys and values pass through a narrow shared projection (DeepSeek-V2, section 2.1)."""
+
+    kv_lora_rank: int
+    """Width of the compressed keys and values."""
+    qk_nope_head_dim: int
+    """Part of a head's query and key without rotation."""
+    qk_rope_head_dim: int
+    """Part of a head's query and key with rotation; the key's is shared by all heads."""
+    v_head_dim: int
+    """Width of a head's value."""
+    q_lora_rank: int | None = None
+    """Width of the compressed queries; null = queries are projected at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """Dimensions of a decoder-only transformer. Nominal facts only, no seconds."""
+
+    name: str
+    """How people call it."""
+    num_layers: int
+    """Transformer layers, L."""
+    hidden: int
+    """Width of the residual stream."""
+    ffn: int
+    """Width of the MLP of a dense layer."""
+    heads: int
+    """Query heads."""
+    kv_heads: int
+    """Key and value heads; equal to heads without grouped-query attention."""
+    head_dim: int
+    """Width of a head; not always hidden / heads."""
+    vocab: int
+    """Rows of the embedding, as published (not padded)."""
+    tie_embeddings: bool = False
+    """The head uses the embedding's weights."""
+    gated_mlp: bool = True
+    """The MLP has a gate (SwiGLU and kin): three matrices instead of two."""
+    norm: Norm = Norm.RMSNORM
+    """Kind of normalisation."""
+    norms_per_layer: int = 2
+    """Normalisations of the residual stream in a layer."""
+    positions: Positions = Positions.ROPE
+    """Kind of positions."""
+    max_positions: int = 0
+    """Rows of the learned positions; 0 where positions are not learned."""
+    qk_norm: bool = False
+    """A norm over each query and key head (one vector of head_dim for each of the two)."""
+    qkv_bias: bool = False
+    """Biases in the query, key and value projections."""
+    linear_bias: bool = False
+    """Biases in the attention's output projection and in the MLP."""
+    sliding_window: int | None = None
+    """Tokens that a query sees back; null = all."""
+    moe: Moe | None = None
+    """Experts; null = a dense model."""
+    mla: Mla | None = None
+    """Latent attention; null = ordinary heads."""
+    num_mtp_layers: int = 0
+    """Further layers that predict later tokens, each with a joining projection; not in num_params."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab"):
+            if getattr(self, name) < 1:
+                raise RecordError(
+                    f"{name}={getattr(self, name)} of model {self.name!r}: a whole number from 1 is needed"
+                )
+        if self.heads % self.kv_heads:
+            legal = ", ".join(str(n) for n in range(1, self.heads + 1) if self.heads % n == 0)
+            raise RecordError(
+                f"heads={self.heads} is not divisible by kv_heads={self.kv_heads}; legal kv_heads: {legal}"
+            )
+        if self.positions is Positions.LEARNED and self.max_positions < 1:
+            raise RecordError("learned positions need max_positions, the number of their rows")
+
+    # Blocks ------------------------------------------------------------------------------------------------------
+
+    @property
+    def num_blocks(self) -> int:
+        """K = L + 2: embedding, layers, and the norm with head and loss."""
+        return self.num_layers + 2
+
+    def block_kind(self, block: int) -> BlockKind:
+        """The kind of block 0..K-1."""
+        if not 0 <= block < self.num_blocks:
+            raise RecordError(f"block {block} of model {self.name!r}: blocks are 0..{self.num_blocks - 1}")
+        if block == 0:
+            return BlockKind.EMBEDDING
+        if block == self.num_blocks - 1:
+            return BlockKind.HEAD
+        dense = self.moe is None or block <= self.moe.num_dense_layers
+        return BlockKind.DENSE if dense else BlockKind.MOE
+
+    # Parameters --------------------------------------------------------------------------------------------------
+
+    @property
+    def query_width(self) -> int:
+        """Width of all queries of a token."""
+        return self.heads * (self.mla.qk_nope_head_dim + self.mla.qk_rope_head_dim if self.mla else self.head_dim)
+
+    @property
+    def value_width(self) -> int:
+        """Width of the attention's output before its projection."""
+        return self.heads * (self.mla.v_head_dim if self.mla else self.head_dim)
+
+    @property
+    def norm_params(self) -> int:
+        """Parameters of one norm of the residual stream."""
+        return self.hidden * (2 if self.norm is Norm.LAYERNORM else 1)
+
+    @property
+    def attention_params(self) -> int:
+        """Parameters of the attention of one layer."""
+        if self.mla:
+            return self._mla_params()
+        kv_width = self.kv_heads * self.head_dim
+        weights = self.hidden * (2 * self.query_width + 2 * kv_width)
+        biases = (self.query_width + 2 * kv_width if self.qkv_bias else 0) + (self.hidden if self.linear_bias else 0)
+        return weights + biases + (2 * self.head_dim if self.qk_norm else 0)
+
+    def _mla_params(self) -> int:
+        mla = self.mla
+        assert mla is not None
+        if mla.q_lora_rank:
+            query = self.hidden * mla.q_lora_rank + mla.q_lora_rank + mla.q_lora_rank * self.query_width
+        else:
+            query = self.hidden * self.query_width
+        shared = self.hidden * (mla.kv_lora_rank + mla.qk_rope_head_dim) + mla.kv_lora_rank
+        expand = mla.kv_lora_rank * self.heads * (mla.qk_nope_head_dim + mla.v_head_dim)
+        return query + shared + expand + self.value_width * self.hidden
+
+    def mlp_params(self, width: int) -> int:
+        """Parameters of an MLP (or of one expert) of the given width."""
+        matrices = 3 if self.gated_mlp else 2
+        return matrices * self.hidden * width + ((matrices - 1) * width + self.hidden if self.linear_bias else 0)
+
+    @property
+    def expert_params(self) -> int:
+        """Parameters of one routed expert; 0 in a dense model."""
+        return self.mlp_params(self.moe.moe_ffn) if self.moe else 0
+
+    def block_params(self, block: int) -> int:
+        """Parameters of a block. A tied head counts nothing here: its weights are the embedding's."""
+        kind = self.block_kind(block)
+        if kind is BlockKind.EMBEDDING:
+            return self.hidden * (self.vocab + self.max_positions)
+        if kind is BlockKind.HEAD:
+            return self.norm_params + (0 if self.tie_embeddings else self.hidden * self.vocab)
+        common = self.attention_params + self.norms_per_layer * self.norm_params
+        if kind is BlockKind.DENSE:
+            return common + self.mlp_params(self.ffn)
+        moe = self.moe
+        assert moe is not None
+        router = self.hidden * moe.num_experts + (moe.num_experts if moe.router_bias else 0)
+        shared = self.mlp_params(moe.shared_ffn) if moe.shared_ffn else 0
+        return common + router + shared + moe.num_experts * self.expert_params
+
+    @property
+    def num_params(self) -> int:
+        """All parameters, tied weights once, without multi-token-prediction layers."""
+        num_dense = self.num_layers if self.moe is None else self.moe.num_dense_layers
+        layers = num_dense * self.block_params(1) if num_dense else 0
+        if self.num_layers > num_dense:
+            layers += (self.num_layers - num_dense) * self.block_params(self.num_layers)
+        return self.block_params(0) + layers + self.block_params(self.num_blocks - 1)
+
+    @property
+    def active_params(self) -> int:
+        """Parameters that take part in a token's forward pass, the look-up of the embedding included."""
+        if self.moe is None:
+            return self.num_params
+        idle = (self.moe.num_experts - self.moe.top_k) * self.expert_params
+        return self.num_params - (self.num_layers - self.moe.num_dense_layers) * idle
+
+    # FLOPs -------------------------------------------------------------------------------------------------------
+
+    def model_flops_per_token(self, seq: int) -> float:
+        """Model FLOPs of a token, forward and backward, without recompute.
+
+        6 x active parameters (the embedding's look-up out, the head in) + 12·L·seq·width of attention, not halved for
+        causality (the convention of PaLM, appendix B).
+        """
+        look_up = self.hidden * (self.vocab + self.max_positions)
+        head_of_tied = self.hidden * self.vocab if self.tie_embeddings else 0
+        matmul = self.active_params - look_up + head_of_tied
+        attention = 6 * self.num_layers * seq * (self.query_width + self.value_width)
+        return 6.0 * matmul + attention

@@ -1,0 +1,356 @@
+"""The contract: what was asked, what was decided, what is promised, and the proof."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from itertools import pairwise
+from typing import Any
+
+from cost_models.records.cluster import Cluster
+from cost_models.records.codec import SCHEMA_VERSION, RecordError, load, to_json
+from cost_models.records.layout import Layout
+from cost_models.records.model import Model
+from cost_models.records.runtime import Runtime
+from cost_models.records.workload import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    """What was asked, in full: the plan can be made again from this alone."""
+
+    model: Model
+    """The network."""
+    cluster: Cluster
+    """What it shall run on."""
+    workload: Workload
+    """What it is trained on."""
+    runtime: Runtime
+    """What it shall run with."""
+    pin: str = ""
+    """Pins, as given."""
+    current: str | None = None
+    """Today's layout, as text; null = none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One virtual stage of the pipeline."""
+
+    virtual: int
+    """Number of the virtual stage, 0..S-1, in the order of the data."""
+    device: int
+    """Position in the pipeline that runs it, 0..pp-1."""
+    blocks: tuple[int, ...]
+    """[first, last], both inclusive."""
+    recompute: Mapping[str, int]
+    """Kind -> number of layers of this stage, counted from its first layer, kinds in this order."""
+
+    def __post_init__(self) -> None:
+        if len(self.blocks) != 2 or not 0 <= self.blocks[0] <= self.blocks[1]:
+            raise RecordError(
+                f"blocks={list(self.blocks)} of virtual stage {self.virtual}: expected [first, last], first ≤ last"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """Where each coordinate of the mesh lies."""
+
+    order: tuple[str, ...]
+    """Axes, innermost (nearest ranks) first: tp, cp, dp_shard, dp_replicate, pp."""
+    permutation: tuple[int, ...] | None = None
+    """permutation[position in that order] = rank; null = the identity."""
+
+
+class Binding(StrEnum):
+    """Who decides on an algorithm."""
+
+    DECIDED = "decided"
+    PREDICTED = "predicted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveChoice:
+    """The algorithm of an axis's collectives."""
+
+    algorithm: str
+    """For example ring, tree, hierarchical, default."""
+    binding: Binding
+    """decided: the executor must use it; predicted: the runtime's own choice, as we expect it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """All that an executor or a framework needs, beside the model."""
+
+    runtime: str
+    """Name of the runtime."""
+    layout: Layout
+    """Degrees and choices."""
+    workload: Workload
+    """Sequence length, batch, precision, optimizer."""
+    num_micro_batches: int
+    """Micro-batches of a step on each data-parallel rank."""
+    stages: tuple[Stage, ...]
+    """Virtual stages in the order of the data."""
+    ranks: Ranks
+    """Order of the axes, never hosts."""
+    collectives: Mapping[str, CollectiveChoice]
+    """Axis -> algorithm."""
+
+    def __post_init__(self) -> None:
+        layout = self.layout
+        if self.num_micro_batches != layout.num_micro_batches(self.workload.gbs):
+            raise RecordError(
+                f"num_micro_batches={self.num_micro_batches}, but gbs/(dp·mbs) = {self.workload.gbs}/({layout.dp}·{layout.mbs})"
+                f" = {layout.num_micro_batches(self.workload.gbs)}"
+            )
+        if len(self.stages) != layout.num_virtual_stages:
+            raise RecordError(f"{len(self.stages)} stages, but pp·vpp = {layout.num_virtual_stages}")
+        if [stage.virtual for stage in self.stages] != list(range(len(self.stages))):
+            raise RecordError("stages are listed in the order of the data: virtual = 0, 1, 2, ...")
+        if any(not 0 <= stage.device < layout.pp for stage in self.stages):
+            raise RecordError(f"a stage names a device outside 0..{layout.pp - 1} (pp = {layout.pp})")
+        if self.stages[0].blocks[0] != 0 or any(a.blocks[1] + 1 != b.blocks[0] for a, b in pairwise(self.stages)):
+            raise RecordError(
+                "the stages' blocks are not a partition: each starts where the one before ends, the first at 0"
+            )
+        permutation = self.ranks.permutation
+        if permutation is not None and sorted(permutation) != list(range(layout.world)):
+            raise RecordError(
+                f"ranks.permutation has {len(permutation)} entries; it must be a permutation of 0..{layout.world - 1}"
+            )
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that the stages cover."""
+        return self.stages[-1].blocks[1] + 1
+
+    @property
+    def sha256(self) -> str:
+        """Hash of the decision as JSON with sorted keys and no spaces."""
+        text = json.dumps(to_json(self), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Where the seconds of a step go on the rank that ends last; they sum to step_s."""
+
+    compute_s: float
+    """Kernels, recompute included."""
+    exposed_communication_s: float
+    """Communication that nothing hides."""
+    bubble_s: float
+    """Waiting for other stages."""
+    optimizer_s: float
+    """The update."""
+    other_s: float
+    """The step's constant."""
+
+    @property
+    def total_s(self) -> float:
+        """The sum."""
+        return self.compute_s + self.exposed_communication_s + self.bubble_s + self.optimizer_s + self.other_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagePrediction:
+    """What is promised of one position in the pipeline."""
+
+    device: int
+    """Position in the pipeline, 0..pp-1."""
+    forward_s: float
+    """Forward pass of one micro-batch, through all its virtual stages."""
+    backward_s: float
+    """Backward pass of one micro-batch, recompute included."""
+    tail_s: float
+    """After the last backward: gradient synchronisation left over, optimizer, constant."""
+    memory_bytes: Mapping[str, float]
+    """Kind (weights, gradients, optimizer, activations, logits, communication, context ...) -> bytes at the peak."""
+    phase_memory_bytes: Mapping[str, float]
+    """Phase (build, step 1, step 2 ...) -> expected peak bytes."""
+    peak_phase: str
+    """Phase of the peak."""
+    peak_operation: str
+    """Operation at the peak."""
+
+
+class Verdict(StrEnum):
+    """Does it fit?"""
+
+    OK = "ok"
+    RISKY = "risky"
+    NO = "no"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What is promised of a step."""
+
+    step_s: float
+    """Expected seconds."""
+    step_s_low: float
+    """Lower end of the 80% interval."""
+    step_s_high: float
+    """Upper end of the 80% interval."""
+    tokens_per_s_per_gpu: float
+    """Tokens of a step / step_s / ranks."""
+    tflops_per_gpu: float
+    """Model FLOPs, see flops_formula."""
+    mfu: float
+    """Of the dense data-sheet peak, see mfu_peak_flops_per_s."""
+    mfu_peak_flops_per_s: float
+    """The peak used."""
+    flops_formula: str
+    """How model FLOPs are counted."""
+    memory_gib_max: float
+    """Expected peak of the fullest rank, GiB."""
+    memory_gib_low: float
+    """Lower end of its 80% interval."""
+    memory_gib_high: float
+    """Upper end, the one that the verdict reads."""
+    memory_gib_usable: float
+    """What the driver shows of a device."""
+    memory_kind: str
+    """How these bytes are counted."""
+    verdict: Verdict
+    """no: expected > usable; risky: upper > usable; ok otherwise."""
+    parts: Parts
+    """Where the time goes."""
+    stages: tuple[StagePrediction, ...]
+    """By position in the pipeline."""
+    basis: Mapping[str, float]
+    """measured, calibrated, table -> share of step_s that rests on each; they sum to 1."""
+    worth_measuring: tuple[str, ...] = ()
+    """Keys of operations and links whose measurement would narrow this most."""
+
+
+class CertificateStatus(StrEnum):
+    """What the solver proved for J."""
+
+    OPTIMAL = "optimal"
+    FEASIBLE = "feasible"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One point of the outer space with its bounds."""
+
+    cell: str
+    """Degrees of the cell, as layout text."""
+    bound_s: float
+    """No plan of this cell has a smaller J."""
+    simulated_bound_s: float
+    """No plan of this cell has a smaller simulated time."""
+    objective_s: float | None = None
+    """Best J of the cell, where it was opened."""
+    reason: str
+    """Why it is out, or 'chosen'."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """The proof, in numbers."""
+
+    status: CertificateStatus
+    """optimal: gap_objective is 0 up to the solver's tolerance."""
+    objective_s: float
+    """J*, the least J found."""
+    bound_s: float
+    """No plan of the space has a smaller J."""
+    gap_objective: float | None
+    """1 - bound/J*; null where the solver gives no bound."""
+    objective_of_choice_s: float
+    """J of the plan chosen: the one of least simulated time among those within δ of J*."""
+    simulated_s: float
+    """S of the plan chosen."""
+    gap_simulated: float
+    """1 - min R over all cells / S."""
+    cells: tuple[Cell, ...]
+    """All cells with their bounds."""
+    cells_opened: int
+    """Cells that went into the ILP."""
+    seconds: float
+    """Time of the search."""
+    solver: str
+    """Which solver decided."""
+    restrictions: tuple[str, ...]
+    """What was not in the space, and why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """Another plan, which can be written out like the choice."""
+
+    decision: Decision
+    """What it would be."""
+    step_s: float
+    """Predicted seconds."""
+    memory_gib_max: float
+    """Predicted peak of its fullest rank."""
+    verdict: Verdict
+    """Does it fit?"""
+    note: str
+    """tie, baseline, current, or what differs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """Where a plan comes from."""
+
+    decision_sha256: str
+    """Hash of the decision; another one means that it was edited by hand."""
+    meshwright_version: str
+    """Version that made it."""
+    calibration: str
+    """Name of the calibration, with the hash of its file."""
+    versions: Mapping[str, str]
+    """Packages that took part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A layout with stages, ranks, collectives, predictions and proof."""
+
+    schema_version: int = SCHEMA_VERSION
+    """Version of this file's form."""
+    request: PlanRequest
+    """What was asked."""
+    decision: Decision
+    """What was decided."""
+    predicted: Prediction | None
+    """What is promised; null after an edit by hand."""
+    certificate: Certificate | None
+    """The proof; null after an edit by hand."""
+    alternatives: tuple[Alternative, ...] = ()
+    """Ties, the baseline, today's layout, and the runners-up."""
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    """What was not said and how it was taken."""
+    provenance: Provenance
+    """Where it comes from."""
+
+    def __post_init__(self) -> None:
+        if self.decision.num_blocks != self.request.model.num_blocks:
+            raise RecordError(
+                f"the stages cover {self.decision.num_blocks} blocks, but model {self.request.model.name!r} has "
+                f"{self.request.model.num_blocks} (0 embedding, 1..{self.request.model.num_layers} layers, then norm and head)"
+            )
+        if self.decision.layout.world > self.request.cluster.num_gpus:
+            raise RecordError(
+                f"the layout needs {self.decision.layout.world} ranks, but cluster {self.request.cluster.name!r} has "
+                f"{self.request.cluster.num_gpus} GPUs"
+            )
+
+    @property
+    def edited(self) -> bool:
+        """The decision is no longer the one that was predicted and proved."""
+        return self.decision.sha256 != self.provenance.decision_sha256
+
+
+def load_plan(path: Any) -> Plan:
+    """The plan in a file; where the decision was edited by hand, without the prediction and the certificate."""
+    plan = load(Plan, path)
+    return replace(plan, predicted=None, certificate=None) if plan.edited else plan

@@ -1,0 +1,77 @@
+"""What a framework can do, and how: legality's severity, memory and "cannot express" read this, nothing else does."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cost_models.records.layout import Schedule
+
+
+class Severity(StrEnum):
+    """How a runtime takes a broken law."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateBytes:
+    """Bytes per parameter in mixed precision, before any division."""
+
+    weight: float
+    """Weights as used by the matrix products."""
+    gradient: float
+    """Gradients as held between micro-batches."""
+    optimizer: float
+    """Master weights and moments."""
+
+    @property
+    def total(self) -> float:
+        """All three."""
+        return self.weight + self.gradient + self.optimizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runtime:
+    """One framework at one version."""
+
+    name: str
+    """As on the command line: torch, megatron, torchtitan, generic."""
+    version: str
+    """Version that was read or run."""
+    schedules: tuple[Schedule, ...]
+    """Pipeline schedules it has."""
+    zero_levels: tuple[int, ...]
+    """ZeRO levels it realises."""
+    zero_levels_with_pp: tuple[int, ...]
+    """ZeRO levels it realises where pp > 1."""
+    zero2_gather: str = "micro"
+    """When parameters are gathered under ZeRO 2."""
+    recompute_kinds: tuple[str, ...]
+    """Kinds of recompute, by the runtime's own names; the first is none."""
+    severities: Mapping[str, Severity]
+    """Code of a law -> how a breach is taken, where this differs from the law's own severity."""
+    state_bytes: Mapping[str, StateBytes]
+    """Precision of the workload -> bytes per parameter with Adam."""
+    etp_default: str = "one"
+    """Tensor parallel degree of experts where none is given: one, or tp."""
+    vocab_multiple: int = 1
+    """The vocabulary is padded to this times tp; 1 = shards may be uneven."""
+    sequence_parallel: bool = True
+    """Norms and residuals are divided over tp along the sequence."""
+    unsharded_gradients_with_pp: bool = False
+    """In a pipeline, gradients stay whole and parameters gathered until the last micro-batch, whatever ZeRO says."""
+    overlaps_dp: bool = True
+    """Gradient synchronisation hides behind the backward pass."""
+    overlaps_tp: bool = False
+    """Tensor-parallel collectives hide behind matrix products."""
+    choosable_collectives: tuple[str, ...] = ()
+    """Axes whose collective algorithm the runtime lets us choose."""
+    executes_gpus: bool = True
+    """It runs on accelerators."""
+    untested: tuple[str, ...] = ()
+    """What of this record nobody has checked against the framework itself."""
+    source: str
+    """Where these facts come from, with a date."""

@@ -1,0 +1,49 @@
+"""What is trained on: the length of a sequence, the batch, the number format and the optimizer."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cost_models.records.codec import RecordError
+
+
+class Precision(StrEnum):
+    """The format of the matrix products. Weights, gradients and optimizer state follow the runtime's recipe."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP8 = "fp8"
+
+
+class Optimizer(StrEnum):
+    """The update rule, which decides the bytes of state per parameter."""
+
+    ADAMW = "adamw"
+    ADAM = "adam"
+    SGD = "sgd"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """One training step's input. Nothing that Meshwright decides changes it."""
+
+    seq: int
+    """Tokens in a sequence."""
+    gbs: int
+    """Sequences in a step, over all ranks (global batch size)."""
+    precision: Precision = Precision.BF16
+    """Format of the matrix products."""
+    optimizer: Optimizer = Optimizer.ADAMW
+    """Update rule."""
+
+    def __post_init__(self) -> None:
+        for name in ("seq", "gbs"):
+            if getattr(self, name) < 1:
+                raise RecordError(
+                    f"{name}={getattr(self, name)}: a workload has at least one {name}; give a whole number from 1"
+                )
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in a step."""
+        return self.seq * self.gbs

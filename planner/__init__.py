@@ -1,0 +1,1 @@
+"""Which layout is the fastest, and how close is it to the best?"""

@@ -1,0 +1,1 @@
+"""Draws what the planner computed: tables, plots and timelines."""
