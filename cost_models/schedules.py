@@ -2,7 +2,7 @@
 
 A schedule is a list of operations for each device: F (forward), B (whole backward), or I and W (a backward split into the
 gradient of the inputs and that of the weights), each of one virtual stage and one micro-batch. Everything else is read
-from these lists: memory in flight (`max_in_flight`) and time (`simulate`). A further schedule is one row of `_TRAITS`.
+from these lists: memory in flight (`max_in_flight`) and time (`simulate`). A further schedule is one row of `_ROWS`.
 
 The orders are those that torch.distributed.pipelining 2.13 plays (ScheduleGPipe, Schedule1F1B, ScheduleInterleaved1F1B);
 the tests compare them with torch itself.
@@ -24,16 +24,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from cost_models.records.layout import SPLIT_BACKWARD, Schedule
+
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.intp]
-
-
-class ScheduleName(StrEnum):
-    """The pipeline schedules whose operation lists are known."""
-
-    GPIPE = "gpipe"
-    ONE_F_ONE_B = "1f1b"
-    INTERLEAVED = "interleaved"
 
 
 class OperationKind(StrEnum):
@@ -97,7 +91,9 @@ def _rounds_are_equal(num_devices: int, num_micro_batches: int) -> bool:
 
 def _legal_interleaved_micro_batches(num_devices: int, num_micro_batches: int) -> str:
     below = next(m for m in range(num_micro_batches, 0, -1) if _rounds_are_equal(num_devices, m))
-    above = next(m for m in range(num_micro_batches, num_micro_batches + num_devices) if _rounds_are_equal(num_devices, m))
+    above = next(
+        m for m in range(num_micro_batches, num_micro_batches + num_devices) if _rounds_are_equal(num_devices, m)
+    )
     return f"{below} or {above} micro-batches (every multiple of {num_devices} is legal)"
 
 
@@ -123,21 +119,27 @@ _EQUAL_ROUNDS = ScheduleNeed(
 )
 
 
-def schedule_needs(schedule: ScheduleName) -> tuple[ScheduleNeed, ...]:
-    """The laws of `schedule`; all must hold. Those on micro-batches are the ones that torch 2.13 enforces."""
-    return _TRAITS[schedule].needs
+def schedule_needs(schedule: Schedule) -> tuple[ScheduleNeed, ...]:
+    """The laws of `schedule`; all must hold. Those on micro-batches are the ones that torch 2.13 enforces.
+
+    ScheduleError where the operation lists of the schedule are not known.
+    """
+    if schedule not in _ROWS:
+        known = ", ".join(_ROWS)
+        raise ScheduleError(f"schedule={schedule}: its operation lists are not known yet; known: {known}")
+    return _ROWS[schedule].needs
 
 
-def splits_backward(schedule: ScheduleName) -> bool:
+def splits_backward(schedule: Schedule) -> bool:
     """Whether `schedule` splits the backward into I and W operations."""
-    return _TRAITS[schedule].splits_backward
+    return schedule in SPLIT_BACKWARD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
     """A schedule and the numbers that it unfolds over. Legal by construction; ScheduleError otherwise."""
 
-    schedule: ScheduleName
+    schedule: Schedule
     num_devices: int
     """Pipeline degree pp."""
     num_virtual_per_device: int
@@ -176,21 +178,6 @@ def stages_of_device(device: int, num_devices: int, num_virtual_per_device: int)
     return tuple(range(device, num_devices * num_virtual_per_device, num_devices))
 
 
-def _forwards_ahead(pipeline: Pipeline, device: int) -> int:
-    """Forwards that `device` runs before its first backward, less the one that comes right before each backward."""
-    num_devices, num_virtual = pipeline.num_devices, pipeline.num_virtual_per_device
-    everything = num_virtual * pipeline.num_micro_batches
-    hops_to_the_end = num_devices - 1 - device
-    match pipeline.schedule:
-        case ScheduleName.GPIPE:
-            return everything
-        case ScheduleName.ONE_F_ONE_B:
-            return hops_to_the_end
-        case ScheduleName.INTERLEAVED:
-            per_round = micro_batches_per_round(num_devices, pipeline.num_micro_batches)
-            return min((num_virtual - 1) * per_round + 2 * hops_to_the_end, everything)
-
-
 def _chunk_order(pipeline: Pipeline) -> list[tuple[int, int]]:
     """(chunk, micro-batch) in the order of the forwards: a round of micro-batches through each chunk, then the next round."""
     num_micro = pipeline.num_micro_batches
@@ -203,59 +190,61 @@ def _chunk_order(pipeline: Pipeline) -> list[tuple[int, int]]:
     ]
 
 
-def _forwards_then_one_each(pipeline: Pipeline, device: int) -> tuple[Operation, ...]:
-    """Forwards ahead, then one forward and one backward in turn, then the backwards that are left.
+def _forwards_then_one_each(pipeline: Pipeline, device: int, ahead: int) -> tuple[Operation, ...]:
+    """`ahead` forwards, then one forward and one backward in turn, then the backwards that are left.
 
     The backwards run through the chunks from the last to the first, otherwise in the order of the forwards.
     """
     num_devices, last_chunk = pipeline.num_devices, pipeline.num_virtual_per_device - 1
     # one chunk needs no rounds, and 1f1b allows numbers of micro-batches that do not divide into them
-    order = [(0, m) for m in range(pipeline.num_micro_batches)] if last_chunk == 0 else _chunk_order(pipeline)
+    order = _chunk_order(pipeline) if last_chunk else [(0, micro) for micro in range(pipeline.num_micro_batches)]
     forwards = [Operation(OperationKind.FORWARD, chunk * num_devices + device, micro) for chunk, micro in order]
     backwards = [
         Operation(OperationKind.BACKWARD, (last_chunk - chunk) * num_devices + device, micro) for chunk, micro in order
     ]
-    ahead = _forwards_ahead(pipeline, device)
     in_turn = [operation for pair in zip(forwards[ahead:], backwards, strict=False) for operation in pair]
     return tuple(forwards[:ahead] + in_turn + backwards[len(forwards) - ahead :])
 
 
+def _gpipe(pipeline: Pipeline, device: int) -> tuple[Operation, ...]:
+    return _forwards_then_one_each(pipeline, device, ahead=pipeline.num_micro_batches)
+
+
+def _one_f_one_b(pipeline: Pipeline, device: int) -> tuple[Operation, ...]:
+    return _forwards_then_one_each(pipeline, device, ahead=pipeline.num_devices - 1 - device)
+
+
+def _interleaved(pipeline: Pipeline, device: int) -> tuple[Operation, ...]:
+    num_devices, num_virtual = pipeline.num_devices, pipeline.num_virtual_per_device
+    num_micro = pipeline.num_micro_batches
+    per_round = micro_batches_per_round(num_devices, num_micro)
+    ahead = min((num_virtual - 1) * per_round + 2 * (num_devices - 1 - device), num_virtual * num_micro)
+    return _forwards_then_one_each(pipeline, device, ahead)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Traits:
+class _Row:
     needs: tuple[ScheduleNeed, ...]
     operations_of_device: Callable[[Pipeline, int], tuple[Operation, ...]]
-    splits_backward: bool
 
 
-_TRAITS = {
-    ScheduleName.GPIPE: _Traits(
-        needs=(_ONE_STAGE_A_DEVICE,), operations_of_device=_forwards_then_one_each, splits_backward=False
-    ),
-    ScheduleName.ONE_F_ONE_B: _Traits(
-        needs=(_ONE_STAGE_A_DEVICE, _FILLED_PIPELINE),
-        operations_of_device=_forwards_then_one_each,
-        splits_backward=False,
-    ),
-    ScheduleName.INTERLEAVED: _Traits(
-        needs=(_MORE_STAGES_A_DEVICE, _EQUAL_ROUNDS),
-        operations_of_device=_forwards_then_one_each,
-        splits_backward=False,
-    ),
+_ROWS = {
+    Schedule.GPIPE: _Row(needs=(_ONE_STAGE_A_DEVICE,), operations_of_device=_gpipe),
+    Schedule.ONE_F_ONE_B: _Row(needs=(_ONE_STAGE_A_DEVICE, _FILLED_PIPELINE), operations_of_device=_one_f_one_b),
+    Schedule.INTERLEAVED: _Row(needs=(_MORE_STAGES_A_DEVICE, _EQUAL_ROUNDS), operations_of_device=_interleaved),
 }
 
 
 def _operations_of(pipeline: Pipeline) -> Operations:
-    of_device = _TRAITS[pipeline.schedule].operations_of_device
+    of_device = _ROWS[pipeline.schedule].operations_of_device
     return tuple(of_device(pipeline, device) for device in range(pipeline.num_devices))
 
 
-def operations(
-    schedule: ScheduleName, num_devices: int, num_virtual_per_device: int, num_micro_batches: int
-) -> Operations:
+def operations(schedule: Schedule, num_devices: int, num_virtual_per_device: int, num_micro_batches: int) -> Operations:
     """The operations of each device, in the order in which torch 2.13 runs them. ScheduleError where a law is broken."""
     return _operations_of(
         Pipeline(
-            schedule=ScheduleName(schedule),
+            schedule=Schedule(schedule),
             num_devices=num_devices,
             num_virtual_per_device=num_virtual_per_device,
             num_micro_batches=num_micro_batches,
@@ -444,15 +433,21 @@ def _sources(
     for table, members in enumerate((kind == _F, (kind == _B) | (kind == _I), kind == _W)):
         place[table, stage[members], micro[members]] = ids[members]
         if np.count_nonzero(place[table] < total) != np.count_nonzero(members):
-            raise ScheduleError(f"an operation of kind {'FBW'[table]} occurs twice for one virtual stage and micro-batch")
+            raise ScheduleError(
+                f"an operation of kind {'FBW'[table]} occurs twice for one virtual stage and micro-batch"
+            )
     forward, gradient, weight = place
     if (forward == total).any() or (gradient == total).any():
-        table, letter = (forward, "F") if (forward == total).any() else (gradient, "B or I")
-        s, k = np.argwhere(table == total)[0]
-        raise ScheduleError(f"{letter} of virtual stage {s}, micro-batch {k} is missing: each needs one F and one backward")
+        absent, letter = (forward, "F") if (forward == total).any() else (gradient, "B or I")
+        s, k = np.argwhere(absent == total)[0]
+        raise ScheduleError(
+            f"{letter} of virtual stage {s}, micro-batch {k} is missing: each needs one F and one backward"
+        )
     split = kind[gradient] == _I
     if not np.array_equal(split, weight < total):
-        raise ScheduleError("each I needs one W of the same virtual stage and micro-batch, and nothing else may have a W")
+        raise ScheduleError(
+            "each I needs one W of the same virtual stage and micro-batch, and nothing else may have a W"
+        )
     in_order = (device[forward] == device[gradient]) & (forward < gradient)
     in_order &= ~split | ((device[gradient] == device[np.minimum(weight, total - 1)]) & (gradient < weight))
     if not in_order.all():
