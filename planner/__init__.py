@@ -1,1 +1,1 @@
-"""Which layout is the fastest, and how close is it to the best?"""
+"""Which layout? Reads models and clusters, searches the legal layouts, proves and explains the choice."""

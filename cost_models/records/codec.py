@@ -29,6 +29,8 @@ SCHEMA_VERSION = 1
 class RecordError(ValueError):
     """A record, or a file that should hold one, says something that it may not say."""
 
+    exit_code = 2
+
 
 def to_json(value: Any) -> Any:
     """Plain JSON data (dict, list, str, int, float, bool, None) of a record; a float that is not finite is null."""

@@ -1,0 +1,39 @@
+# Two commands do all the set-up: `make demo` and `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+DEMO_RESULTS ?= demo-results
+
+.PHONY: setup demo test lint test-without-torch clean
+
+setup: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Meshwright needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; name another with make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,lint]'
+	touch $@
+
+demo: setup
+	$(BIN)/meshwright demo --out $(DEMO_RESULTS)
+
+test: setup
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# planner and cost_models where torch is not installed
+test-without-torch: .venv-without-torch/.installed
+	.venv-without-torch/bin/python -m pytest tests/unit
+
+.venv-without-torch/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-without-torch
+	.venv-without-torch/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		highspy hypothesis jsonschema matplotlib networkx numpy pulp pytest pytest-timeout
+	touch $@
+
+clean:
+	rm -rf $(VENV) .venv-without-torch $(DEMO_RESULTS) build *.egg-info .mypy_cache .ruff_cache
