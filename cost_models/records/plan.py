@@ -222,6 +222,8 @@ class Prediction:
     """Where the time goes."""
     stages: tuple[StagePrediction, ...]
     """By position in the pipeline."""
+    pairwise_error: float
+    """Two layouts of this problem whose predicted times differ by a smaller share are a tie."""
     basis: Mapping[str, float]
     """measured, calibrated, table -> share of step_s that rests on each; they sum to 1."""
     worth_measuring: tuple[str, ...] = ()

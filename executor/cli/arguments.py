@@ -1,0 +1,159 @@
+"""The surface of the command line, as data: verbs, their arguments and their help."""
+
+import argparse
+from importlib.metadata import PackageNotFoundError, version
+
+DESCRIPTION = """\
+Finds the fastest way to split a training run across a cluster, proves how close to the best it is,
+runs it in torch, and compares what it promised with what happened."""
+
+EPILOG = """\
+start here:
+  meshwright plan --model llama3-8b --cluster h100x64 --batch 512 --seq 8192 -o plan.json
+  meshwright help            topics: layout, pins, requests, models, clusters, runtimes, laws, exit-codes"""
+
+_MODEL = ("--model", {"metavar": "M", "help": "a preset, an HF config.json, or a saved model"})
+_CLUSTER = ("--cluster", {"metavar": "C", "help": "preset x GPUs (h100x64, a100-80x1024), a cluster file, or a probe"})
+_BATCH = ("--batch", {"metavar": "SEQUENCES", "type": int, "help": "sequences in a step, over all ranks"})
+_SEQ = ("--seq", {"metavar": "TOKENS", "type": int, "help": "tokens in a sequence"})
+_GPUS = ("--gpus", {"metavar": "N|..N", "help": "exactly N GPUs of the cluster, or at most N"})
+_PRECISION = ("--precision", {"metavar": "P", "help": "bf16 (default), fp16, fp32 or fp8"})
+_OPTIMIZER = ("--optimizer", {"metavar": "O", "help": "adamw (default), adam or sgd"})
+_RUNTIME = (
+    "--runtime",
+    {"metavar": "R", "help": "torch (default), megatron, torchtitan, ...: `meshwright help runtimes`"},
+)
+_PIN = ("--pin", {"metavar": "PINS", "help": 'what must hold, as in "tp=8, cp<=2, zero=1|3": `meshwright help pins`'})
+_CURRENT = (
+    "--current",
+    {"metavar": "LAYOUT", "help": "the layout that you run today; the answer is never predicted to be worse"},
+)
+_CALIBRATION = ("--calibration", {"metavar": "FILE", "help": "fitted coefficients; the shipped ones by default"})
+_TIME_LIMIT = (
+    "--time-limit",
+    {"metavar": "S", "type": float, "help": "seconds for the search; the best plan so far is returned"},
+)
+_OUT = ("-o", {"metavar": "FILE", "dest": "out", "help": "write the result here"})
+_LAYOUT = ("--layout", {"metavar": "LAYOUT", "help": 'for example "tp4 pp2 dp8 zero1 mbs1": `meshwright help layout`'})
+_REQUEST = ("request", {"metavar": "REQUEST.json", "nargs": "?", "help": "a request file, in place of the flags"})
+_STEPS = ("--steps", {"metavar": "N", "type": int, "help": "measured optimizer steps (after 2 of warm-up)"})
+_RANKS = ("--ranks", {"metavar": "N", "type": int, "help": "processes on this machine"})
+_TIMEOUT = (
+    "--timeout",
+    {"metavar": "S", "type": float, "help": "seconds after which a run that does not end is stopped"},
+)
+_PROBLEM = [_MODEL, _CLUSTER, _BATCH, _SEQ, _GPUS, _PRECISION, _OPTIMIZER, _RUNTIME, _CALIBRATION]
+
+VERBS: dict[str, tuple[str, list[tuple[str, dict[str, object]]]]] = {
+    "demo": (
+        "the main job on this machine: profile, probe, plan, run, compare",
+        [("--out", {"metavar": "DIR", "default": "demo-results", "help": "folder of the results"})],
+    ),
+    "profile": (
+        "show a model's blocks, or measure its operations on this machine",
+        [
+            (
+                "model",
+                {"metavar": "M", "help": "a preset, an HF config.json, a saved model, or package.module:factory"},
+            ),
+            _SEQ,
+            ("--measure", {"action": "store_true", "help": "time its operations here"}),
+            ("--mbs", {"metavar": "N", "type": int, "default": 1, "help": "sequences in a micro-batch, for --measure"}),
+            _PRECISION,
+            _RANKS,
+            _OUT,
+        ],
+    ),
+    "probe": (
+        "show a cluster, or measure the links between ranks on this machine",
+        [
+            (
+                "cluster",
+                {"metavar": "C", "nargs": "?", "help": "a preset x GPUs or a cluster file; absent = measure here"},
+            ),
+            _RANKS,
+            _OUT,
+        ],
+    ),
+    "plan": (
+        "choose the layout, and prove it",
+        [_REQUEST, *_PROBLEM, _PIN, _CURRENT, _TIME_LIMIT, _OUT],
+    ),
+    "predict": (
+        "step time, throughput and memory of one layout",
+        [
+            (
+                "request",
+                {"metavar": "PLAN|REQUEST", "nargs": "?", "help": "a plan or a request file, in place of the flags"},
+            ),
+            *_PROBLEM,
+            _LAYOUT,
+        ],
+    ),
+    "check": (
+        "what is wrong with a layout that somebody runs today",
+        [_REQUEST, _MODEL, _CLUSTER, _BATCH, _SEQ, _PRECISION, _OPTIMIZER, _RUNTIME, _LAYOUT],
+    ),
+    "explain": (
+        "why not another layout; two plans side by side; the proof",
+        [
+            ("plan", {"metavar": "PLAN.json", "help": "a plan"}),
+            ("--why-not", {"metavar": "LAYOUT", "help": 'what is not said is free, as in "tp4 pp8"'}),
+            ("--against", {"metavar": "OTHER.json", "help": "another plan"}),
+            ("--certificate", {"action": "store_true", "help": "all cells with their bounds, and why each is out"}),
+        ],
+    ),
+    "run": (
+        "run a plan in torch and measure it",
+        [
+            ("plan", {"metavar": "PLAN.json", "help": "a plan"}),
+            (
+                "--module",
+                {"metavar": "package.module:factory", "help": "your own model; Meshwright's decoder by default"},
+            ),
+            _STEPS,
+            _TIMEOUT,
+            (
+                "--no-selfcheck",
+                {"action": "store_true", "help": "do not compare gradients with those of one process first"},
+            ),
+            _OUT,
+        ],
+    ),
+    "compare": (
+        "what was promised beside what was measured",
+        [
+            ("plan", {"metavar": "PLAN.json", "help": "a plan"}),
+            ("measurements", {"metavar": "MEASUREMENT.json", "nargs": "+", "help": "what `run` wrote"}),
+            (
+                "--fit",
+                {"metavar": "CALIBRATION.json", "help": "write the calibration, refitted with these measurements"},
+            ),
+        ],
+    ),
+    "help": ("one topic in full", [("topic", {"metavar": "TOPIC", "nargs": "?", "help": "without one: the topics"})]),
+}
+"""Verb -> what it does, and its arguments as argparse takes them."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    top = argparse.ArgumentParser(
+        prog="meshwright", description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    top.add_argument("--version", action="version", version=f"meshwright {installed_version()}")
+    verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for name, (summary, arguments) in VERBS.items():
+        verb = verbs.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        for flag, options in arguments:
+            verb.add_argument(flag, **options)  # type: ignore[arg-type]
+        verb.add_argument("--json", action="store_true", help="one JSON document on stdout, nothing else there")
+    return top
+
+
+def installed_version() -> str:
+    """Version of the installed distribution."""
+    try:
+        return version("meshwright")
+    except PackageNotFoundError:
+        return "0 (not installed)"

@@ -1,0 +1,55 @@
+"""`meshwright VERB ...`: reads arguments, calls one library function, prints its document or its text.
+
+Exit codes: 0 done; 1 the answer is no; 2 the input is wrong, or not supported yet; 3 our bug; 4 time limit without any
+plan; 130 interrupted.
+"""
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from executor.cli.arguments import parser
+from executor.cli.outcome import Outcome
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one verb and returns the exit code."""
+    arguments = parser().parse_args(argv)
+    as_json = bool(getattr(arguments, "json", False))
+    try:
+        from executor.cli import verbs
+
+        outcome: Outcome = getattr(verbs, arguments.verb)(arguments)
+        _print(json.dumps(outcome.document, ensure_ascii=False, allow_nan=False) if as_json else outcome.text())
+        return outcome.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output went away (`meshwright plan | head`): nothing is left to say, and nobody to say it to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:  # noqa: BLE001 - the last door: what is not for people is our bug, and said so
+        return _failed(error, as_json)
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(text if text.endswith("\n") else text + "\n")
+    sys.stdout.flush()
+
+
+def _failed(error: Exception, as_json: bool) -> int:
+    """Tells people what is wrong; an error that was not made for them is our bug (exit code 3)."""
+    code: int = getattr(error, "exit_code", 3)
+    if code == 3:
+        traceback.print_exception(error, file=sys.stderr)
+        print("meshwright: this is a bug in Meshwright; please report it with the lines above", file=sys.stderr)
+    else:
+        print(f"meshwright: {error}", file=sys.stderr)
+    if as_json:
+        detail = getattr(error, "document", None)
+        message = {"error": {"kind": type(error).__name__, "message": str(error), "exit_code": code}}
+        _print(json.dumps(message | (detail or {}), ensure_ascii=False))
+    return code
