@@ -175,7 +175,7 @@ def _read_record(kind: Any, data: Any, place: str) -> Any:
     for key in data:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = f"; did you mean {near[0]!r}?" if near else "."
             raise RecordError(f"{place} has an unknown field {key!r}{hint} Known fields: {', '.join(known)}")
     values = {}
     for field in dataclasses.fields(kind):

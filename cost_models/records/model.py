@@ -49,6 +49,8 @@ class Moe:
     """Leading layers that have a plain MLP instead of experts."""
     router_bias: bool = False
     """A bias per expert in the router (DeepSeek-V3's load balancing)."""
+    shared_gate: bool = False
+    """A gate, one row of hidden, in front of the shared experts (Qwen2-MoE)."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.top_k <= self.num_experts:
@@ -107,6 +109,8 @@ class Model:
     """Kind of positions."""
     max_positions: int = 0
     """Rows of the learned positions; 0 where positions are not learned."""
+    embedding_norm: bool = False
+    """A norm behind the embedding (BLOOM)."""
     qk_norm: bool = False
     """A norm over each query and key head (one vector of head_dim for each of the two)."""
     qkv_bias: bool = False
@@ -206,7 +210,7 @@ class Model:
         """Parameters of a block. A tied head counts nothing here: its weights are the embedding's."""
         kind = self.block_kind(block)
         if kind is BlockKind.EMBEDDING:
-            return self.hidden * (self.vocab + self.max_positions)
+            return self.hidden * (self.vocab + self.max_positions) + (self.norm_params if self.embedding_norm else 0)
         if kind is BlockKind.HEAD:
             return self.norm_params + (0 if self.tie_embeddings else self.hidden * self.vocab)
         common = self.attention_params + self.norms_per_layer * self.norm_params
@@ -216,6 +220,7 @@ class Model:
         assert moe is not None
         router = self.hidden * moe.num_experts + (moe.num_experts if moe.router_bias else 0)
         shared = self.mlp_params(moe.shared_ffn) if moe.shared_ffn else 0
+        shared += self.hidden if moe.shared_gate else 0
         return common + router + shared + moe.num_experts * self.expert_params
 
     @property

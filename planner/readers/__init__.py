@@ -1,0 +1,1 @@
+"""Text and files that people have, read into records. No torch here."""

@@ -1,0 +1,163 @@
+"""A model by name or from a file: a preset, a Hugging Face config.json, a saved Model or profile, a plan."""
+
+import difflib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from cost_models.data import rows
+from cost_models.records import SCHEMA_VERSION, BlockKind, Model, RecordError, from_json, loads, to_json
+from planner.readers.hf_config import is_hf_config, model_from_hf_config
+
+FLOPS_FORMULA = "6 x active parameters per token (look-up out, head in) + non-causal attention, no recompute"
+"""How model FLOPs are counted (PaLM, arXiv 2204.02311, appendix B)."""
+
+_WEIGHT_BYTES = 2
+"""Bytes of a weight in bf16, the format in which matrix products read it."""
+
+
+def model_names() -> tuple[str, ...]:
+    """Names of all presets, without their aliases."""
+    return tuple(rows("models"))
+
+
+def read_model(name_or_path: str) -> Model:
+    """The model that a person names: a preset (case does not matter), or the path of a file.
+
+    A file may be a config.json of Hugging Face (or the folder that holds one), a saved Model, a saved profile
+    (`model_document`), a request or a plan. Raises RecordError: unknown names list the near ones.
+    """
+    text = name_or_path.strip()
+    path = Path(text).expanduser()
+    if path.is_dir() and (path / "config.json").is_file():
+        path = path / "config.json"
+    if path.is_file():
+        return _model_from_file(path)
+    preset = _preset(text)
+    if preset is not None:
+        return preset
+    if text.endswith(".json") or "/" in text or "\\" in text:
+        raise RecordError(
+            f"model {text!r}: there is no such file, and no preset of that name; give the path of a config.json, "
+            f"or one of the presets: {', '.join(model_names())}"
+        )
+    raise RecordError(_unknown(text))
+
+
+def _preset(text: str) -> Model | None:
+    by_spelling = {_spelling(alias): name for name, row in rows("models").items() for alias in (name, *row["aliases"])}
+    # a hub's name (owner/name) is known by its last part
+    name = by_spelling.get(_spelling(text.rsplit("/", 1)[-1]))
+    return None if name is None else from_json(Model, {"name": name, **rows("models")[name]["fields"]})
+
+
+def _spelling(name: str) -> str:
+    """One spelling for `Llama-3-8B`, `llama3_8b` and `llama3-8b`; digits never grow together."""
+    return re.sub(r"(?<=[a-z])-(?=\d)", "", re.sub(r"[\s_]+", "-", name.strip().lower()))
+
+
+def _unknown(text: str) -> str:
+    spellings = {alias: name for name, row in rows("models").items() for alias in (name, *row["aliases"])}
+    near = dict.fromkeys(
+        spellings[match] for match in difflib.get_close_matches(text.lower(), spellings, n=5, cutoff=0.5)
+    )
+    hint = f"near names: {', '.join(near)}" if near else f"known names: {', '.join(model_names())}"
+    return (
+        f"model {text!r} is not a preset, and there is no such file; {hint}. "
+        "`meshwright help models` lists all presets; the path of a Hugging Face config.json does as well"
+    )
+
+
+def _model_from_file(path: Path) -> Model:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise RecordError(f"{path}: not UTF-8 text; the file is damaged or of another kind") from None
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be read ({error.strerror})") from None
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError:
+        return loads(Model, text, str(path))  # the one wording for files that are not whole JSON
+    if not isinstance(data, dict):
+        raise RecordError(f"{path}: expected an object that describes a model, found a {type(data).__name__}")
+    try:
+        return _model_from_document(data, path)
+    except RecordError as error:
+        raise error if str(error).startswith(str(path)) else RecordError(f"{path}: {error}") from None
+
+
+def _model_from_document(data: dict[str, Any], path: Path) -> Model:
+    version = data.get("schema_version", SCHEMA_VERSION)
+    if not isinstance(version, int) or version > SCHEMA_VERSION:
+        raise RecordError(
+            f"schema_version {version} is newer than {SCHEMA_VERSION}, the newest that this Meshwright reads; "
+            "update Meshwright"
+        )
+    if is_hf_config(data):
+        # config.json says nothing of its own name: the folder usually does
+        return model_from_hf_config(data, name=path.parent.name if path.stem == "config" else path.stem)
+    inner = data.get("request", data)
+    inner = inner.get("model", inner) if isinstance(inner, dict) else inner
+    if not isinstance(inner, dict) or "num_layers" not in inner:
+        raise RecordError(
+            "neither a Hugging Face config.json (it has model_type or architectures), nor a saved model or profile, "
+            "nor a plan"
+        )
+    return from_json(Model, {key: value for key, value in inner.items() if key != "schema_version"})
+
+
+# What `profile M` shows -------------------------------------------------------------------------------------------
+
+
+def model_document(model: Model, seq: int = 4096) -> dict[str, Any]:
+    """The blocks of a model with their parameters, model FLOPs and bytes, as plain data; `read_model` reads it back.
+
+    `seq` (tokens) sets the length at which attention is counted. FLOPs are forward and backward, by FLOPS_FORMULA;
+    bytes are those of the weights in bf16, and of the residual stream that a block hands on per token.
+    """
+    if seq < 1:
+        raise RecordError(f"seq={seq}: a sequence has at least one token")
+    first_of_kind: dict[BlockKind, int] = {}
+    counts: dict[BlockKind, int] = {}
+    for block in range(model.num_blocks):
+        kind = model.block_kind(block)
+        first_of_kind.setdefault(kind, block)
+        counts[kind] = counts.get(kind, 0) + 1
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "model": to_json(model),
+        "seq": seq,
+        "num_params": model.num_params,
+        "active_params": model.active_params,
+        "flops_per_token": model.model_flops_per_token(seq),
+        "flops_formula": FLOPS_FORMULA,
+        "weight_bytes": _WEIGHT_BYTES * model.num_params,
+        "blocks": [_block_row(model, kind, first_of_kind[kind], counts[kind], seq) for kind in first_of_kind],
+    }
+
+
+def _block_row(model: Model, kind: BlockKind, block: int, count: int, seq: int) -> dict[str, Any]:
+    params = model.block_params(block)
+    idle = (model.moe.num_experts - model.moe.top_k) * model.expert_params if kind is BlockKind.MOE and model.moe else 0
+    attention = 0
+    if kind is BlockKind.EMBEDDING:
+        matmul = params - model.hidden * (model.vocab + model.max_positions)
+    elif kind is BlockKind.HEAD:
+        matmul = params + (model.hidden * model.vocab if model.tie_embeddings else 0)
+    else:
+        matmul = params - idle
+        attention = 6 * seq * (model.query_width + model.value_width)
+    return {
+        "kind": kind.value,
+        "count": count,
+        "first_block": block,
+        "params": params,
+        "active_params": params - idle,
+        "total_params": count * params,
+        "flops_per_token": 6.0 * matmul + attention,
+        "attention_flops_per_token": float(attention),
+        "weight_bytes": _WEIGHT_BYTES * params,
+        "output_bytes_per_token": _WEIGHT_BYTES * model.hidden if kind is not BlockKind.HEAD else 0,
+    }
