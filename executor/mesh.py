@@ -1,0 +1,168 @@
+"""Ranks: the process group, who is late, and a plan's rank order as a DeviceMesh."""
+
+import os
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from cost_models.records import Decision
+from executor.errors import LateRank, Refused
+
+AXES = ("pp", "dp_replicate", "dp_shard", "tp")
+"""Axes of every mesh, outermost first. The plan's rank order changes the ranks inside it, never the order of the axes."""
+
+START_TIMEOUT_S = 300.0
+"""How long a rank waits for the others to arrive; torchrun's own default for a rendezvous is 600 s."""
+
+
+def device_type() -> str:
+    """`cuda` where torch sees a GPU, else `cpu`; the environment's MESHWRIGHT_DEVICE overrides."""
+    wanted = os.environ.get("MESHWRIGHT_DEVICE", "")
+    if wanted not in ("", "cpu", "cuda"):
+        raise Refused(f"MESHWRIGHT_DEVICE={wanted!r}; legal values: cpu, cuda, or unset")
+    return wanted or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def local_device() -> torch.device:
+    """The device of this rank."""
+    if device_type() == "cpu":
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def start_process_group(timeout_s: float = START_TIMEOUT_S) -> None:
+    """Join the ranks that torchrun started; does nothing where the script has joined already.
+
+    Raises LateRank naming the ranks that did not arrive within `timeout_s`, which is also the time-out of every collective.
+    """
+    if dist.is_initialized():
+        return
+    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        raise Refused(
+            f"{', '.join(missing)} not in the environment: start the script with "
+            "`torchrun --nproc-per-node N script.py`, N being the plan's number of ranks"
+        )
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = _open_store(rank, world, timeout_s)
+    wait_for_all(store, "start", rank, world, timeout_s)
+    device = local_device()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
+        store=dist.PrefixStore("meshwright", store),
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=timeout_s),
+    )
+
+
+def _open_store(rank: int, world: int, timeout_s: float) -> dist.Store:
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    agent_has_it = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    try:
+        return dist.TCPStore(
+            host,
+            port,
+            world_size=world,
+            is_master=rank == 0 and not agent_has_it,
+            timeout=timedelta(seconds=timeout_s),
+            wait_for_workers=False,
+        )
+    except (dist.DistStoreError, dist.DistNetworkError) as error:
+        raise LateRank(
+            f"rank {rank} waited {timeout_s:.0f} s for the store of rank 0 at {host}:{port}, and rank 0 is late ({error})",
+            (0,),
+        ) from error
+
+
+def wait_for_all(store: dist.Store, event: str, rank: int, world: int, timeout_s: float) -> None:
+    """Say that `rank` reached `event` and wait for the others; LateRank names those that did not come."""
+    store.set(f"meshwright/{event}/{rank}", b"1")
+    deadline = time.monotonic() + timeout_s
+    while late := [other for other in range(world) if not store.check([f"meshwright/{event}/{other}"])]:
+        if time.monotonic() > deadline:
+            raise LateRank(
+                f"rank {rank} waited {timeout_s:.0f} s at {event!r} for {_names(late)}, late or gone", tuple(late)
+            )
+        time.sleep(0.02)
+
+
+def mark_progress(step: int) -> None:
+    """Note in the store that this rank begins `step`, so that a time-out can name who stayed behind."""
+    if dist.is_initialized():
+        _store().set(f"meshwright/progress/{dist.get_rank()}", str(step).encode())
+
+
+def name_the_late(error: BaseException) -> LateRank:
+    """What a failed collective means: the ranks whose progress is least, by the notes of `mark_progress`."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    try:
+        store = _store()
+        keys = [f"meshwright/progress/{other}" for other in range(world)]
+        steps = [int(store.get(key)) if store.check([key]) else -1 for key in keys]
+    except (RuntimeError, dist.DistError):
+        return LateRank(f"rank {rank} lost the others, the store of rank 0 included ({_first_line(error)})", (0,))
+    late = [other for other, step in enumerate(steps) if step == min(steps)]
+    who = (
+        _names(late)
+        if len(late) < world
+        else "no rank is behind the others: one of them failed or hangs inside the step"
+    )
+    return LateRank(
+        f"rank {rank} failed to communicate in step {steps[rank]}; last seen in step {min(steps)}: {who} ({_first_line(error)})",
+        tuple(late) if len(late) < world else (),
+    )
+
+
+def _store() -> dist.Store:
+    return dist.distributed_c10d._get_default_store()
+
+
+def _names(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:16])) + (f" and {len(ranks) - 16} more" if len(ranks) > 16 else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def rank_tensor(decision: Decision) -> torch.Tensor:
+    """Ranks by coordinate, shape (pp, dp_replicate, dp_shard, tp): the plan's axis order and permutation."""
+    layout, ranks = decision.layout, decision.ranks
+    degrees = {axis: getattr(layout, axis) for axis in AXES}
+    order = [axis for axis in ranks.order if axis in degrees]
+    absent = [axis for axis, degree in degrees.items() if axis not in order]
+    if any(degrees[axis] > 1 for axis in absent):
+        raise Refused(
+            f"ranks.order = {list(ranks.order)} does not name {absent}; every axis of degree above 1 has a place in it"
+        )
+    outermost_first = absent + order[::-1]
+    flat = torch.tensor(ranks.permutation if ranks.permutation is not None else range(layout.world))
+    shaped = flat.reshape([degrees[axis] for axis in outermost_first])
+    tensor = shaped.permute([outermost_first.index(axis) for axis in AXES]).contiguous()
+    for dim, axis in enumerate(AXES):
+        if degrees[axis] > 1 and not bool((tensor.diff(dim=dim) > 0).all()):
+            raise Refused(
+                f"ranks.permutation puts the ranks of a {axis} group in descending order. torch sorts the ranks of a process "
+                "group, so its members would not be where the plan says; legal: permutations in which ranks ascend along "
+                "each axis (which ranks form a group is free)"
+            )
+    return tensor
+
+
+def build_mesh(decision: Decision) -> DeviceMesh:
+    """The mesh of all ranks, axes `AXES`; the process group must be up and have exactly the plan's ranks."""
+    world = dist.get_world_size()
+    if world != decision.layout.world:
+        raise Refused(
+            f"the plan is for {decision.layout.world} ranks ({decision.layout}), but {world} were started; "
+            f"start {decision.layout.world} (torchrun --nproc-per-node {decision.layout.world}) or plan for {world}"
+        )
+    return DeviceMesh(device_type(), rank_tensor(decision), mesh_dim_names=AXES)

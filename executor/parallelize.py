@@ -1,0 +1,327 @@
+"""A plan made true on a module: `executor.apply`, the call that a user's own script makes.
+
+parallel = executor.apply(plan, model)                      # on each rank, the model built alike on each
+optimizer = torch.optim.AdamW(parallel.parameters())
+for inputs, labels in loader:
+    loss = parallel.step(inputs, labels)                    # forward and backward of all micro-batches
+    parallel.clip_grad_norm_(1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.pipelining.schedules import _PipelineSchedule
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import loss_parallel
+
+from cost_models.records import Decision, Plan, Precision, load_plan
+from executor.anatomy import Anatomy, anatomy_of, check_against, dimensions_of, part_of
+from executor.errors import Refused
+from executor.phases import Phases
+from executor.mesh import START_TIMEOUT_S, build_mesh, local_device, start_process_group
+from executor.refusals import check, sequence_law
+from executor.sharding.data import accumulating, shard_data
+from executor.sharding.pipeline import Pipeline, sum_tied_gradients
+from executor.sharding.recompute import wrap_layers
+from executor.sharding.tensor import reduce_partial_gradients, shard_tensors
+from executor.stage import StageModule, original_name
+
+IGNORE = -100
+"""Label of a position that has no loss (the convention of torch and transformers)."""
+
+
+def apply(plan: Plan | Decision | str | Path, model: nn.Module, *, timeout_s: float = START_TIMEOUT_S) -> "Parallel":
+    """Split `model` over the ranks as `plan` says; called on every rank, with the model built alike on each.
+
+    `plan` is a Plan, its decision, or the path of a plan's file. Joins the process group if the script has not;
+    `timeout_s` is how long a rank waits for others. The model is taken over: the parts of this rank are sharded in place,
+    the weights of all others are freed. Raises Refused (a ValueError) for what cannot be made true, before any rank waits.
+    """
+    if isinstance(plan, (str, Path)):
+        plan = load_plan(plan)
+    decision = plan.decision if isinstance(plan, Plan) else plan
+    anatomy = anatomy_of(model)
+    dimensions = dimensions_of(model, anatomy)
+    if isinstance(plan, Plan):
+        check_against(dimensions, plan.request.model)
+    check(decision, dimensions)
+    start_process_group(timeout_s)
+    mesh = build_mesh(decision)
+    _check_alike(model)
+    stages, virtual = _own_stages(decision, model, anatomy, mesh)
+    tied = dimensions.tie_embeddings and decision.layout.pp > 1
+    return Parallel(
+        decision=decision,
+        mesh=mesh,
+        stages=stages,
+        virtual=virtual,
+        hidden=dimensions.hidden,
+        weight_dtype=next(stages[0].parameters()).dtype,
+        tied_across_stages=tied,
+    )
+
+
+@torch.no_grad()
+def _check_alike(model: nn.Module) -> None:
+    """Ranks that built different weights would train a patchwork of several models."""
+    meta = [name for name, parameter in model.named_parameters() if parameter.is_meta]
+    if meta:
+        raise Refused(
+            f"{meta[0]} has no values (device meta): build the model with its weights, on the CPU if it is large"
+        )
+    sums = torch.stack([p.sum(dtype=torch.float64) for p in model.parameters()]).to(local_device())
+    low, high = sums.clone(), sums.clone()
+    dist.all_reduce(low, dist.ReduceOp.MIN)
+    dist.all_reduce(high, dist.ReduceOp.MAX)
+    different = [name for (name, _), a, b in zip(model.named_parameters(), low, high, strict=True) if a != b]
+    if different:
+        raise Refused(
+            f"the weights of {different[0]} (and {len(different) - 1} more) differ between ranks: seed before the model is "
+            "built, or load the same checkpoint on each rank"
+        )
+
+
+def _own_stages(
+    decision: Decision, model: nn.Module, anatomy: Anatomy, mesh: DeviceMesh
+) -> tuple[tuple[StageModule, ...], tuple[int, ...]]:
+    """The virtual stages of this rank, split over tp, with recompute; the weights of all other blocks are freed."""
+    layout, num_blocks = decision.layout, decision.num_blocks
+    device = mesh.get_local_rank("pp")
+    own = [stage for stage in decision.stages if stage.device == device]
+    stages = tuple(StageModule(model, anatomy, (s.blocks[0], s.blocks[1]), num_blocks) for s in own)
+    kept = {id(part) for stage in stages for name in stage.unit_names for part in stage.get_submodule(name).modules()}
+    for name in (anatomy.embedding, anatomy.norm, anatomy.head):
+        _free(part_of(model, name), kept)
+    for layer in part_of(model, anatomy.layers).children():  # type: ignore[union-attr]
+        _free(layer, kept)
+    bf16 = decision.workload.precision is Precision.BF16
+    for stage, planned in zip(stages, own, strict=True):
+        stage.compute_dtype = torch.bfloat16 if bf16 else None
+        if layout.tp > 1:
+            shard_tensors(stage, mesh["tp"])
+        wrap_layers(stage, dict(planned.recompute), layout.tp)
+        if layout.zero == 0:
+            stage.to(local_device())  # FSDP moves unit by unit, so that no rank holds a whole stage on its GPU
+    return stages, tuple(stage.virtual for stage in own)
+
+
+def _free(part: nn.Module | None, kept: set[int]) -> None:
+    assert part is not None
+    if id(part) not in kept:
+        part.to("meta")
+
+
+class Parallel:
+    """A module split over the ranks, as its training loop sees it."""
+
+    def __init__(
+        self,
+        *,
+        decision: Decision,
+        mesh: DeviceMesh,
+        stages: tuple[StageModule, ...],
+        virtual: tuple[int, ...],
+        hidden: int,
+        weight_dtype: torch.dtype,
+        tied_across_stages: bool,
+    ) -> None:
+        layout = decision.layout
+        self.decision = decision
+        self.mesh = mesh
+        self.device = local_device()
+        self.stages = stages
+        """The virtual stages of this rank, split over tp, not yet wrapped in DDP."""
+        self.virtual = virtual
+        self.modules = tuple(shard_data(stage, layout, mesh, decision.workload.precision) for stage in stages)
+        """The same, wrapped: what is called."""
+        self.dp_rank = mesh.get_local_rank("dp_replicate") * layout.dp_shard + mesh.get_local_rank("dp_shard")
+        """Which slice of the global batch is this rank's, 0..dp-1."""
+        self._batch_group = _group(mesh, ("dp_replicate", "dp_shard"))
+        self._loss_group = _group(mesh, ("pp", "dp_replicate", "dp_shard"))
+        self._tied_across_stages = tied_across_stages
+        bf16 = decision.workload.precision is Precision.BF16
+        self._autocast = bf16 and (layout.dp == 1 or (layout.zero == 0 and layout.tp == 1))
+        self._pipeline = Pipeline(
+            decision=decision,
+            modules=self.modules,
+            virtual=virtual,
+            mesh=mesh["pp"],
+            device=self.device,
+            hidden=hidden,
+            boundary_dtype=torch.bfloat16 if bf16 else weight_dtype,
+            seq_parts=layout.tp,
+        )
+        self._schedules: dict[tuple[int, int], _PipelineSchedule] = {}
+        self.phases = Phases(self.device)
+        """Seconds of the last steps by phase, where switched on."""
+        self._num_targets: Tensor = torch.ones((), device=self.device)
+
+    # What an optimizer and a checkpoint see -------------------------------------------------------------------------
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """This rank's parameters (DTensors where sharded) under their names in the whole module."""
+        for stage in self.stages:
+            for name, parameter in stage.named_parameters():
+                yield original_name(name), parameter
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """This rank's parameters: what the optimizer gets."""
+        for _, parameter in self.named_parameters():
+            yield parameter
+
+    # One step -------------------------------------------------------------------------------------------------------
+
+    def step(self, inputs: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Forward and backward of one step; returns the loss, the mean over all tokens of the global batch, on all ranks.
+
+        `inputs` are token ids: the global batch (gbs, T), of which each rank takes its slice, or this rank's slice alone
+        (gbs/dp, T). `labels[b, t]` is the token that position t shall predict, IGNORE for none; None = the next input.
+        Gradients are added to `.grad`, as `backward()` does.
+        """
+        inputs, labels = self._own_slice(inputs), self._own_slice(_next_tokens(inputs) if labels is None else labels)
+        return self.step_slice(inputs, labels)
+
+    def step_slice(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """As `step`, with this rank's slice of a batch of any size: (rows, T), rows a multiple of the micro-batches."""
+        layout = self.decision.layout
+        if labels.shape != inputs.shape:
+            raise Refused(
+                f"labels {tuple(labels.shape)} and inputs {tuple(inputs.shape)} differ; legal: one label per input"
+            )
+        broken = sequence_law(inputs.shape[1], layout.tp)
+        if broken:
+            raise Refused(broken)
+        self._num_targets = (labels != IGNORE).sum()
+        if self._batch_group is not None:
+            dist.all_reduce(self._num_targets, group=self._batch_group)
+        with ExitStack() as contexts:
+            if layout.tp > 1:
+                contexts.enter_context(loss_parallel())
+            if self._autocast:
+                contexts.enter_context(torch.autocast(self.device.type, torch.bfloat16))
+            run = self._accumulate if layout.pp == 1 else self._run_pipeline
+            loss = run(inputs, labels) / layout.dp
+        with self.phases("reduce"):
+            if self._loss_group is not None:
+                dist.all_reduce(loss, group=self._loss_group)
+            self._finish_gradients()
+        return loss
+
+    def _own_slice(self, batch: Tensor) -> Tensor:
+        gbs, dp = self.decision.workload.gbs, self.decision.layout.dp
+        rows = batch.shape[0]
+        multiple = self.decision.num_micro_batches
+        if rows == gbs and dp > 1:
+            batch = batch.view(dp, gbs // dp, -1)[self.dp_rank]
+        elif rows != gbs // dp:
+            raise Refused(
+                f"a batch of {rows} sequences; legal: {gbs} (the global batch) or {gbs // dp} (this rank's slice of it, "
+                f"{multiple} micro-batches of {self.decision.layout.mbs})"
+            )
+        return batch.to(self.device)
+
+    def _accumulate(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Loss of this rank's slice, times dp; gradients in place."""
+        count = self.decision.num_micro_batches
+        total = torch.zeros((), device=self.device)
+        module = self.modules[0]
+        for index, (x, y) in enumerate(zip(inputs.chunk(count), labels.chunk(count), strict=True)):
+            with accumulating(module, last=index == count - 1):
+                with self.phases("forward"):
+                    loss = self._share_of_loss(module(x), y)
+                with self.phases("backward"):
+                    loss.backward()
+            total += loss.detach()
+        return total
+
+    def _run_pipeline(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """As `_accumulate`; zero where another stage has the loss."""
+        count = self.decision.num_micro_batches
+        shape = (inputs.shape[0] // count, inputs.shape[1])
+        if shape not in self._schedules:
+            self._schedules[shape] = self._pipeline.schedule(*shape, self._share_of_loss)
+        losses: list[Tensor] = []
+        with self.phases("pipeline"):
+            self._schedules[shape].step(  # type: ignore[attr-defined]
+                *([inputs] if self.stages[0].has_embedding else []),
+                target=labels if self.stages[-1].has_head else None,
+                losses=losses if self.stages[-1].has_head else None,
+                return_outputs=False,
+            )
+        total = torch.zeros((), device=self.device)
+        return total + sum(loss.detach() for loss in losses) if losses else total
+
+    def _share_of_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Cross entropy of a micro-batch over the tokens of the global batch, times dp: data parallelism averages."""
+        summed = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE, reduction="sum")
+        if isinstance(summed, DTensor):
+            summed = summed.to_local()
+        return summed * (self.decision.layout.dp / self._num_targets)
+
+    def _finish_gradients(self) -> None:
+        """What data parallelism leaves undone: norms under sequence parallelism, and a tied weight in two stages."""
+        if self.decision.layout.tp > 1 and self.decision.layout.dp == 1:
+            reduce_partial_gradients(list(self.parameters()))
+        if self._tied_across_stages:
+            for stage in self.stages:
+                name = stage.anatomy.embedding if stage.has_embedding else stage.anatomy.head
+                if stage.has_embedding or stage.has_head:
+                    sum_tied_gradients(stage.get_submodule(name).weight, self.mesh["pp"])
+
+    # Norm of the gradients ------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """Scale all gradients so that their joint 2-norm is at most `max_norm`; returns the norm before, on all ranks."""
+        gradients = [(p, p.grad) for p in self.parameters() if p.grad is not None]
+        squares = torch.zeros((), device=self.device)
+        for parameter, grad in gradients:
+            squares += _local(grad).float().square().sum() / self._num_copies(parameter)
+        dist.all_reduce(squares)
+        norm = squares.sqrt()
+        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)  # 1e-6: as torch.nn.utils.clip_grad_norm_
+        torch._foreach_mul_([_local(grad) for _, grad in gradients], factor)
+        return norm
+
+    def _num_copies(self, parameter: nn.Parameter) -> int:
+        """Ranks that hold the same part of a parameter: each counts that part of the norm."""
+        copies = self.decision.layout.dp * self.decision.layout.tp
+        if isinstance(parameter, DTensor):
+            for placement, size in zip(parameter.placements, parameter.device_mesh.shape, strict=True):
+                copies //= 1 if placement.is_replicate() else size
+        return copies * (2 if self._tied_across_stages and self._is_tied(parameter) else 1)
+
+    def _is_tied(self, parameter: nn.Parameter) -> bool:
+        return any(
+            parameter is stage.get_submodule(name).weight
+            for stage in self.stages
+            for name, there in ((stage.anatomy.embedding, stage.has_embedding), (stage.anatomy.head, stage.has_head))
+            if there
+        )
+
+
+def _next_tokens(inputs: Tensor) -> Tensor:
+    """Each position predicts the input after it, the last one nothing."""
+    return F.pad(inputs[:, 1:], (0, 1), value=IGNORE)
+
+
+def _group(mesh: DeviceMesh, axes: tuple[str, ...]) -> dist.ProcessGroup | None:
+    """The group of all ranks along these axes together; None where that is one rank."""
+    wide = tuple(axis for axis in axes if mesh[axis].size() > 1)
+    if not wide:
+        return None
+    if len(wide) == 1:
+        return mesh[wide[0]].get_group()
+    return mesh[wide]._flatten("_".join(wide)).get_group()
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,1 @@
+"""One parallelism a file. Order of application on a stage: tensor, recompute, data; then the pipeline runs it."""
