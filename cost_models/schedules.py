@@ -155,7 +155,7 @@ class Pipeline:
         for need in schedule_needs(self.schedule):
             if not need.holds(*numbers):
                 raise ScheduleError(
-                    f"schedule={self.schedule.value} with num_devices={numbers[0]}, num_virtual_per_device={numbers[1]}, "
+                    f"schedule={self.schedule} with num_devices={numbers[0]}, num_virtual_per_device={numbers[1]}, "
                     f"num_micro_batches={numbers[2]}: {need.law}; legal: {need.legal(*numbers)}"
                 )
 
@@ -244,7 +244,7 @@ def operations(schedule: Schedule, num_devices: int, num_virtual_per_device: int
     """The operations of each device, in the order in which torch 2.13 runs them. ScheduleError where a law is broken."""
     return _operations_of(
         Pipeline(
-            schedule=Schedule(schedule),
+            schedule=schedule,
             num_devices=num_devices,
             num_virtual_per_device=num_virtual_per_device,
             num_micro_batches=num_micro_batches,
@@ -299,7 +299,7 @@ class StageTimes:
     backward_s: FloatArray
     """(S,) whole backward of one micro-batch, recompute included, likewise."""
     hop_s: FloatArray
-    """(S-1,) one hop from stage s to s+1, or back: each micro-batch crosses it once in either direction."""
+    """(S-1,) one hop from stage s to s+1, or back: each micro-batch crosses it once in either direction. 0 inside a device."""
     tail_s: FloatArray
     """(pp,) what a device still does after its last operation: gradient synchronisation left over, optimizer, constant."""
     input_grad_s: FloatArray | None = None

@@ -62,7 +62,7 @@ def objective_s(pipeline: Pipeline, times: StageTimes) -> float:
     forward_s = _with_half_hops(times.forward_s, times.hop_s)
     backward_s = _with_half_hops(times.backward_s, times.hop_s)
     sum_s = float(forward_s.sum() + backward_s.sum())
-    if pipeline.schedule is Schedule.GPIPE:
+    if pipeline.schedule == Schedule.GPIPE:
         fullest_s = float(forward_s.max() + backward_s.max())
     else:
         fullest_s = float(_device_load_s(pipeline, forward_s + backward_s).max())
@@ -82,9 +82,9 @@ def objective_is_upper_bound(pipeline: Pipeline, times: StageTimes) -> bool:
     1f1b is 1f1b with F and B exchanged; that gives the other one.
     """
     _check_sizes(pipeline, times)
-    if pipeline.schedule is Schedule.GPIPE:
+    if pipeline.schedule == Schedule.GPIPE:
         return True
-    if pipeline.schedule is not Schedule.ONE_F_ONE_B:
+    if pipeline.schedule != Schedule.ONE_F_ONE_B:
         return False
     load_s = stage_load_s(times)
     num_after = np.arange(pipeline.num_devices - 1, -1, -1)
