@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import itertools
 import json
 import math
 import os
@@ -113,8 +114,8 @@ def write_atomic(path: str | Path, text: str) -> None:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
-        os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, target)
+        Path(name).chmod(0o666 & ~_umask())
+        Path(name).replace(target)
     except OSError as error:
         Path(name).unlink(missing_ok=True)
         raise RecordError(f"{target}: cannot be written ({error.strerror})") from None
@@ -286,7 +287,7 @@ def _field_notes(kind: Any) -> dict[str, str]:
     """The text that stands under each field in the source of a record."""
     body = typing.cast(ast.ClassDef, ast.parse(inspect.cleandoc("\n" + inspect.getsource(kind))).body[0]).body
     notes = {}
-    for field, note in zip(body, body[1:], strict=False):
+    for field, note in itertools.pairwise(body):
         is_text = (
             isinstance(note, ast.Expr) and isinstance(note.value, ast.Constant) and isinstance(note.value.value, str)
         )
