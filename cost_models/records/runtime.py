@@ -59,6 +59,8 @@ class Runtime:
     """Tensor parallel degree of experts where none is given: one, or tp."""
     vocab_multiple: int = 1
     """The vocabulary is padded to this times tp; 1 = shards may be uneven."""
+    uneven_stages: str = ""
+    """How it is told to split layers unevenly over stages, in its own words; empty = nobody found a way."""
     sequence_parallel: bool = True
     """Norms and residuals are divided over tp along the sequence."""
     unsharded_gradients_with_pp: bool = False
