@@ -1,13 +1,13 @@
 """A model by name or from a file: a preset, a Hugging Face config.json, a saved Model or profile, a plan."""
 
 import difflib
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 from cost_models.data import rows
-from cost_models.records import SCHEMA_VERSION, BlockKind, Model, RecordError, from_json, loads, to_json
+from cost_models.records import SCHEMA_VERSION, BlockKind, Model, RecordError, from_json, to_json
+from planner.readers.documents import part_of, read_document
 from planner.readers.hf_config import is_hf_config, model_from_hf_config
 
 FLOPS_FORMULA = "6 x active parameters per token (look-up out, head in) + non-causal attention, no recompute"
@@ -70,42 +70,22 @@ def _unknown(text: str) -> str:
 
 
 def _model_from_file(path: Path) -> Model:
+    data = read_document(path, "a model")
     try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise RecordError(f"{path}: not UTF-8 text; the file is damaged or of another kind") from None
-    except OSError as error:
-        raise RecordError(f"{path}: cannot be read ({error.strerror})") from None
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError:
-        return loads(Model, text, str(path))  # the one wording for files that are not whole JSON
-    if not isinstance(data, dict):
-        raise RecordError(f"{path}: expected an object that describes a model, found a {type(data).__name__}")
-    try:
-        return _model_from_document(data, path)
+        if is_hf_config(data):
+            # config.json says nothing of its own name: the folder usually does
+            return model_from_hf_config(data, name=path.resolve().parent.name if path.stem == "config" else path.stem)
+        inner = part_of(data, "model")
+        if isinstance(inner, str):
+            return read_model(inner)
+        if not isinstance(inner, dict) or "num_layers" not in inner:
+            raise RecordError(
+                "neither a Hugging Face config.json (it has model_type or architectures), nor a saved model or profile, "
+                "nor a request or plan"
+            )
+        return from_json(Model, inner)
     except RecordError as error:
-        raise error if str(error).startswith(str(path)) else RecordError(f"{path}: {error}") from None
-
-
-def _model_from_document(data: dict[str, Any], path: Path) -> Model:
-    version = data.get("schema_version", SCHEMA_VERSION)
-    if not isinstance(version, int) or version > SCHEMA_VERSION:
-        raise RecordError(
-            f"schema_version {version} is newer than {SCHEMA_VERSION}, the newest that this Meshwright reads; "
-            "update Meshwright"
-        )
-    if is_hf_config(data):
-        # config.json says nothing of its own name: the folder usually does
-        return model_from_hf_config(data, name=path.parent.name if path.stem == "config" else path.stem)
-    inner = data.get("request", data)
-    inner = inner.get("model", inner) if isinstance(inner, dict) else inner
-    if not isinstance(inner, dict) or "num_layers" not in inner:
-        raise RecordError(
-            "neither a Hugging Face config.json (it has model_type or architectures), nor a saved model or profile, "
-            "nor a plan"
-        )
-    return from_json(Model, {key: value for key, value in inner.items() if key != "schema_version"})
+        raise RecordError(f"{path}: {error}") from None
 
 
 # What `profile M` shows -------------------------------------------------------------------------------------------

@@ -1,0 +1,43 @@
+"""JSON documents that people name by path: one wording for what is absent, damaged, newer or of another kind."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from cost_models.records import SCHEMA_VERSION, RecordError
+
+
+def read_document(path: Path, what: str) -> dict[str, Any]:
+    """The JSON object in a file; `what` (for example "a model") is named where it is something else.
+
+    Raises RecordError, led by the path, where the file cannot be read, is not whole JSON, is no object, or is newer.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError:
+        raise RecordError(f"{path}: not UTF-8 text; the file is damaged or of another kind") from None
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be read ({error.strerror})") from None
+    except json.JSONDecodeError as error:
+        raise RecordError(
+            f"{path}: not whole JSON (line {error.lineno}, column {error.colno}: {error.msg}); "
+            "the file is truncated or damaged: write it again"
+        ) from None
+    if not isinstance(data, dict):
+        raise RecordError(f"{path}: expected an object that describes {what}, found a {type(data).__name__}")
+    version = data.get("schema_version", SCHEMA_VERSION)
+    if not isinstance(version, int) or version > SCHEMA_VERSION:
+        raise RecordError(
+            f"{path}: schema_version {version} is newer than {SCHEMA_VERSION}, the newest that this Meshwright reads; "
+            "update Meshwright"
+        )
+    return data
+
+
+def part_of(data: dict[str, Any], key: str) -> Any:
+    """The part `key` of a request, a profile or a plan (which holds its request); else the document itself."""
+    inner = data.get("request", data)
+    inner = inner.get(key, inner) if isinstance(inner, dict) else inner
+    if isinstance(inner, dict):
+        return {name: value for name, value in inner.items() if name != "schema_version"}
+    return inner
