@@ -9,6 +9,7 @@ from typing import Any
 
 from cost_models.data import rows
 from cost_models.records import Cluster, Device, Link, NodeKind, Pool, RecordError, from_json
+from planner.errors import InputError
 from planner.readers.documents import part_of, read_document
 
 FACT_KEYS = ("name", "nodes", "gpus_per_node", "world", "gpu", "gpu_mem_gb", "host_mem_gb", "intra", "inter")
@@ -27,14 +28,14 @@ def read_cluster(name_or_path: str) -> Cluster:
     """The cluster that a person names: preset x GPUs (`a100-80x1024`), or the path of a JSON file.
 
     A file holds a Cluster record, its short form (`cluster_from_facts`), a request or a plan. Fewer GPUs than a node has
-    make one smaller node; more must fill whole nodes. Raises RecordError; unknown names list the near ones.
+    make one smaller node; more must fill whole nodes. Raises InputError; unknown names list the near ones.
     """
     text = name_or_path.strip()
     path = Path(text).expanduser()
     if path.is_file():
         return _cluster_from_file(path)
     if text.endswith(".json") or "/" in text or "\\" in text:
-        raise RecordError(
+        raise InputError(
             f"cluster {text!r}: there is no such file; give the path of a cluster file, or preset x GPUs as in h100x64"
         )
     match = re.fullmatch(r"(.+?)\s*[x×*]\s*(-?\d+)", text.lower())
@@ -49,15 +50,15 @@ def read_cluster(name_or_path: str) -> Cluster:
 def preset_cluster(name: str, num_gpus: int) -> Cluster:
     """`num_gpus` GPUs in nodes of the preset `name`.
 
-    Raises RecordError for none at all, and for a count that leaves a node part-filled beside full ones.
+    Raises InputError for none at all, and for a count that leaves a node part-filled beside full ones.
     """
     kind = node_kind(name)
     per_node = kind.gpus_per_node
     if num_gpus < 1:
-        raise RecordError(f"cluster {name}x{num_gpus} has zero GPUs; write at least one, as in {name}x{per_node}")
+        raise InputError(f"cluster {name}x{num_gpus} has zero GPUs; write at least one, as in {name}x{per_node}")
     if num_gpus > per_node and num_gpus % per_node:
         below = num_gpus // per_node * per_node
-        raise RecordError(
+        raise InputError(
             f"cluster {name}x{num_gpus}: a {kind.name} has {per_node} GPUs, and {num_gpus} do not fill whole nodes; "
             f"legal near counts: {below}, {below + per_node}. Unlike nodes side by side go into a cluster file"
         )
@@ -126,7 +127,7 @@ def local_cluster(
     peak is the measured rate. The loopback's bandwidth is the table's stand-in until it is given.
     """
     if num_ranks < 1:
-        raise RecordError(f"num_ranks={num_ranks}: a cluster has at least one rank")
+        raise InputError(f"num_ranks={num_ranks}: a cluster has at least one rank")
     loopback = link("loopback")
     if bandwidth_bytes_per_s is not None:
         loopback = Link(name="loopback", bandwidth_bytes_per_s=bandwidth_bytes_per_s)
@@ -157,7 +158,7 @@ def _row(table: str, name: str, what: str) -> dict[str, Any]:
     found = rows(table).get(name)
     if found is None:
         near = difflib.get_close_matches(name, rows(table), n=3) or list(rows(table))
-        raise RecordError(f"{what} {name!r} is not in the table; near names: {', '.join(near)}")
+        raise InputError(f"{what} {name!r} is not in the table; near names: {', '.join(near)}")
     return found
 
 
@@ -175,18 +176,18 @@ def _spelling(text: str) -> str:
 
 def _refuse_name(text: str, count: str = "64") -> Cluster:
     if _spelling(text).startswith(("cpu", "local")):
-        raise RecordError(
+        raise InputError(
             f"cluster {text!r}: this machine is measured, not looked up; `meshwright probe --ranks N -o cluster.json` does it"
         )
     name = _node_name(text)
     if name is not None:
         per_node = rows("nodes")[name]["gpus_per_node"]
-        raise RecordError(f"cluster {text!r} does not say how many GPUs; write preset x GPUs, as in {name}x{per_node}")
+        raise InputError(f"cluster {text!r} does not say how many GPUs; write preset x GPUs, as in {name}x{per_node}")
     base = re.sub(r"x\d+$", "", _spelling(text))
     variants = [other for other in cluster_names() if other.startswith(f"{base}-")]
     near = variants or difflib.get_close_matches(base, cluster_names(), n=4, cutoff=0.5)
     hint = f"near names: {', '.join(f'{other}x{count}' for other in near)}" if near else "no name is near"
-    raise RecordError(
+    raise InputError(
         f"cluster {text!r} is not a preset, and there is no such file; {hint}. Presets, each with x and a number of GPUs: "
         f"{', '.join(cluster_names())}"
     )
@@ -202,11 +203,11 @@ def _cluster_from_file(path: Path) -> Cluster:
             return from_json(Cluster, inner)
         if isinstance(inner, dict) and {"gpu", "gpus_per_node", "nodes", "world"} & set(inner):
             return cluster_from_facts(inner)
-        raise RecordError(
+        raise InputError(
             f"neither a saved cluster (it has pools), nor its short form (keys: {', '.join(FACT_KEYS)}), nor a request or plan"
         )
-    except RecordError as error:
-        raise RecordError(f"{path}: {error}") from None
+    except (InputError, RecordError) as error:
+        raise InputError(f"{path}: {error}") from None
 
 
 # The short form ----------------------------------------------------------------------------------------------------
@@ -220,12 +221,12 @@ def cluster_from_facts(facts: Mapping[str, Any]) -> Cluster:
 def cluster_and_defaults(facts: Mapping[str, Any]) -> tuple[Cluster, dict[str, str]]:
     """The cluster of the short form, and what was not said: `cluster.<key>` -> how it was taken.
 
-    Raises RecordError for an unknown key or GPU, and where the counts are absent or contradict one another.
+    Raises InputError for an unknown key or GPU, and where the counts are absent or contradict one another.
     """
     said = {key: value for key, value in facts.items() if value is not None}
     defaults: dict[str, str] = {}
     if "gpu" not in said:
-        raise RecordError(f"the cluster does not say which gpu; known: {', '.join(rows('devices'))}")
+        raise InputError(f"the cluster does not say which gpu; known: {', '.join(rows('devices'))}")
     found = device_from_facts(str(said["gpu"]), said.get("gpu_mem_gb"))
     kind = node_kind(_node_with(found, said.get("gpus_per_node")))
     nodes, per_node = _counts(said, kind, defaults)
@@ -247,7 +248,7 @@ def device_from_facts(gpu: str, gpu_mem_gb: float | None = None) -> Device:
     """The device that people call `gpu` (H100-80G, A100, RTX3090, NVIDIA A100-SXM4-80GB ...), told apart by its memory.
 
     `gpu_mem_gb` is the nominal size. A known GPU has the bytes that its driver shows; one that is sold with another size
-    than the table's gets that size less what drivers keep. Raises RecordError where the name is unknown or says too little.
+    than the table's gets that size less what drivers keep. Raises InputError where the name is unknown or says too little.
     """
     model, size = _model_and_size(gpu)
     size = size if size is not None else gpu_mem_gb
@@ -255,15 +256,15 @@ def device_from_facts(gpu: str, gpu_mem_gb: float | None = None) -> Device:
     if not variants:
         near = difflib.get_close_matches(model, [_plain(row["model"]) for row in rows("devices").values()], n=3)
         hint = f"; did you mean {' or '.join(dict.fromkeys(near))}?" if near else "."
-        raise RecordError(f"gpu {gpu!r} is not known{hint} Known: {', '.join(rows('devices'))}")
+        raise InputError(f"gpu {gpu!r} is not known{hint} Known: {', '.join(rows('devices'))}")
     fitting = [name for name, row in variants.items() if size is None or size in row["nominal_gb"]]
     if len(fitting) == 1:
         return device(fitting[0])
     if size is None:
         sizes = ", ".join(str(row["nominal_gb"][0]) for row in variants.values())
-        raise RecordError(f"gpu {gpu!r} is sold with several sizes of memory; give gpu_mem_gb, one of: {sizes}")
+        raise InputError(f"gpu {gpu!r} is sold with several sizes of memory; give gpu_mem_gb, one of: {sizes}")
     if size <= 0:
-        raise RecordError(f"gpu_mem_gb={size}; a positive size is needed")
+        raise InputError(f"gpu_mem_gb={size}; a positive size is needed")
     return replace(device(next(iter(variants))), memory_bytes=int(size * _GIB * _SHOWN_SHARE))
 
 
@@ -274,8 +275,8 @@ _SHOWN_SHARE = 0.99
 def _model_and_size(gpu: str) -> tuple[str, float | None]:
     text = re.sub(r"\(.*?\)", " ", gpu)  # remarks
     text = re.sub(r"\b(nvidia|amd|instinct|tesla|geforce|rtx)\b|\brtx(?=\d)", " ", text.lower())
-    text = re.sub(r"[\s_-]*sxm\d?", "", text)
-    match = re.fullmatch(r"\s*(.+?)[\s_-]+(\d+)\s*(?:g|gb|gib)?\s*(?:hbm\w+)?\s*", text)
+    text = re.sub(r"[\s_-]*sxm\d?", "", text).strip(" -_")
+    match = re.fullmatch(r"(.+?)[\s_-]+(\d+)\s*(?:g|gb|gib)?(?:[\s_-]*hbm\w+)?", text)
     return (_plain(match[1]), float(match[2])) if match else (_plain(text), None)
 
 
@@ -301,29 +302,27 @@ def _counts(said: Mapping[str, Any], kind: NodeKind, defaults: dict[str, str]) -
             defaults["cluster.gpus_per_node"] = f"{per_node} ({kind.name})"
     if nodes is None:
         if world is None:
-            raise RecordError("the cluster does not say how many GPUs; give nodes or world")
+            raise InputError("the cluster does not say how many GPUs; give nodes or world")
         if world % per_node and world > per_node:
-            raise RecordError(
-                f"world={world} does not fill whole nodes of gpus_per_node={per_node}; give nodes as well"
-            )
+            raise InputError(f"world={world} does not fill whole nodes of gpus_per_node={per_node}; give nodes as well")
         nodes, per_node = max(1, world // per_node), min(per_node, world)
         defaults["cluster.nodes"] = f"{nodes} (world / gpus_per_node)"
     if world is not None and world > nodes * per_node:
-        raise RecordError(f"world={world} is more than nodes·gpus_per_node = {nodes}·{per_node} = {nodes * per_node}")
+        raise InputError(f"world={world} is more than nodes·gpus_per_node = {nodes}·{per_node} = {nodes * per_node}")
     return nodes, per_node
 
 
 def _count(said: Mapping[str, Any], key: str) -> int | None:
     value = said.get(key)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise RecordError(f"cluster {key}={value!r}: a whole number from 1 is needed (zero GPUs train nothing)")
+        raise InputError(f"cluster {key}={value!r}: a whole number from 1 is needed (zero GPUs train nothing)")
     return value
 
 
 def _positive(said: Mapping[str, Any], key: str) -> float:
     value = said[key]
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
-        raise RecordError(f"cluster {key}={value!r}: a positive number is needed")
+        raise InputError(f"cluster {key}={value!r}: a positive number is needed")
     return float(value)
 
 

@@ -4,30 +4,31 @@ import json
 from pathlib import Path
 from typing import Any
 
-from cost_models.records import SCHEMA_VERSION, RecordError
+from cost_models.records import SCHEMA_VERSION
+from planner.errors import InputError
 
 
 def read_document(path: Path, what: str) -> dict[str, Any]:
     """The JSON object in a file; `what` (for example "a model") is named where it is something else.
 
-    Raises RecordError, led by the path, where the file cannot be read, is not whole JSON, is no object, or is newer.
+    Raises InputError, led by the path, where the file cannot be read, is not whole JSON, is no object, or is newer.
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError:
-        raise RecordError(f"{path}: not UTF-8 text; the file is damaged or of another kind") from None
+        raise InputError(f"{path}: not UTF-8 text; the file is damaged or of another kind") from None
     except OSError as error:
-        raise RecordError(f"{path}: cannot be read ({error.strerror})") from None
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     except json.JSONDecodeError as error:
-        raise RecordError(
+        raise InputError(
             f"{path}: not whole JSON (line {error.lineno}, column {error.colno}: {error.msg}); "
             "the file is truncated or damaged: write it again"
         ) from None
     if not isinstance(data, dict):
-        raise RecordError(f"{path}: expected an object that describes {what}, found a {type(data).__name__}")
+        raise InputError(f"{path}: expected an object that describes {what}, found a {type(data).__name__}")
     version = data.get("schema_version", SCHEMA_VERSION)
     if not isinstance(version, int) or version > SCHEMA_VERSION:
-        raise RecordError(
+        raise InputError(
             f"{path}: schema_version {version} is newer than {SCHEMA_VERSION}, the newest that this Meshwright reads; "
             "update Meshwright"
         )

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cost_models.records import Mla, Model, Moe, Norm, Positions, RecordError
+from cost_models.records import Mla, Model, Moe, Norm, Positions
+from planner.errors import InputError
 
 ALIASES: dict[str, tuple[str, ...]] = {
     "num_layers": ("num_hidden_layers", "num_layers", "n_layer", "n_layers"),
@@ -142,7 +143,7 @@ def is_hf_config(data: Mapping[str, Any]) -> bool:
 def model_from_hf_config(data: Mapping[str, Any], name: str) -> Model:
     """The model of a parsed config.json.
 
-    Raises RecordError: by name and with the reason for what is no decoder-only transformer, and for what a Model cannot
+    Raises InputError: by name and with the reason for what is no decoder-only transformer, and for what a Model cannot
     say (expert layers at intervals, biases in half of the projections).
     """
     model_type = _model_type(data)
@@ -191,13 +192,13 @@ def _model_type(data: Mapping[str, Any]) -> str:
     parts = [key for key in ("vision_config", "audio_config", "text_config") if key in data]
     if kind in REFUSED or data.get("is_encoder_decoder"):
         reason = REFUSED.get(kind, "an encoder with a decoder")
-        raise RecordError(f"model_type {kind!r} is {reason}; Meshwright plans decoder-only transformers")
+        raise InputError(f"model_type {kind!r} is {reason}; Meshwright plans decoder-only transformers")
     if parts:
-        raise RecordError(
+        raise InputError(
             f"model_type {kind!r} is multimodal (it has {', '.join(parts)}); Meshwright plans decoder-only transformers: "
             "give its text_config as a file of its own, if the text part is what is trained"
         )
-    raise RecordError(
+    raise InputError(
         f"model_type {said!r} is not known; known: {', '.join(sorted(FAMILIES))}. A saved Model record does as well: "
         "`meshwright profile llama3-8b -o model.json` writes one to start from"
     )
@@ -213,15 +214,15 @@ def _number(data: Mapping[str, Any], field: str, default: Any = _REQUIRED) -> An
     given = {key: data[key] for key in ALIASES[field] if data.get(key) is not None}
     for key, value in given.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise RecordError(f"{key}={value!r}; a whole number from 0 is needed")
+            raise InputError(f"{key}={value!r}; a whole number from 0 is needed")
     if len(set(given.values())) > 1:
-        raise RecordError(
+        raise InputError(
             f"{' and '.join(f'{key}={value}' for key, value in given.items())} contradict one another; keep one"
         )
     if given:
         return next(iter(given.values()))
     if default is _REQUIRED:
-        raise RecordError(f"lacks {field}: none of {', '.join(ALIASES[field])} is there")
+        raise InputError(f"lacks {field}: none of {', '.join(ALIASES[field])} is there")
     return default
 
 
@@ -230,7 +231,7 @@ def _flag(data: Mapping[str, Any], key: str | None, default: bool) -> bool:
     if value is None:
         return default
     if not isinstance(value, bool):
-        raise RecordError(f"{key}={value!r}; true or false is needed")
+        raise InputError(f"{key}={value!r}; true or false is needed")
     return value
 
 
@@ -254,7 +255,7 @@ def _positions(data: Mapping[str, Any], model_type: str, family: Family) -> Posi
     if model_type == "falcon" and _flag(data, "alibi", False):
         return Positions.NONE
     if model_type == "opt" and data.get("word_embed_proj_dim") not in (None, data.get("hidden_size")):
-        raise RecordError(
+        raise InputError(
             f"word_embed_proj_dim={data['word_embed_proj_dim']} differs from hidden_size={data.get('hidden_size')}: "
             "a projection behind the embedding is not supported"
         )
@@ -264,7 +265,7 @@ def _positions(data: Mapping[str, Any], model_type: str, family: Family) -> Posi
 def _linear_bias(data: Mapping[str, Any], model_type: str, family: Family) -> bool:
     said = {key: _flag(data, key, family.linear_bias) for key in family.linear_bias_keys}
     if len(set(said.values())) > 1:
-        raise RecordError(
+        raise InputError(
             f"{', '.join(f'{key}={value}' for key, value in said.items())}: biases in only half of a {model_type} layer's "
             "projections are not supported"
         )
@@ -296,13 +297,13 @@ def _moe(data: Mapping[str, Any], model_type: str, family: Family) -> Moe | None
         return None
     for key, plain in (("moe_layer_freq", 1), ("decoder_sparse_step", 1)):
         if data.get(key, plain) != plain:
-            raise RecordError(
+            raise InputError(
                 f"{key}={data[key]!r}: expert layers at intervals are not supported, only after leading dense ones"
             )
     dense = _number(data, "num_dense_layers", 0)
     listed = data.get("mlp_only_layers") or []
     if listed and sorted(listed) != list(range(len(listed))):
-        raise RecordError(f"mlp_only_layers={listed}: dense layers other than the leading ones are not supported")
+        raise InputError(f"mlp_only_layers={listed}: dense layers other than the leading ones are not supported")
     moe_ffn = _number(data, "moe_ffn", None) or _number(data, "ffn")  # Mixtral's experts are its intermediate_size wide
     shared = _number(data, "shared_ffn", None) or _number(data, "num_shared_experts", 0) * moe_ffn
     return Moe(

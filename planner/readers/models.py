@@ -7,6 +7,7 @@ from typing import Any
 
 from cost_models.data import rows
 from cost_models.records import SCHEMA_VERSION, BlockKind, Model, RecordError, from_json, to_json
+from planner.errors import InputError
 from planner.readers.documents import part_of, read_document
 from planner.readers.hf_config import is_hf_config, model_from_hf_config
 
@@ -26,7 +27,7 @@ def read_model(name_or_path: str) -> Model:
     """The model that a person names: a preset (case does not matter), or the path of a file.
 
     A file may be a config.json of Hugging Face (or the folder that holds one), a saved Model, a saved profile
-    (`model_document`), a request or a plan. Raises RecordError: unknown names list the near ones.
+    (`model_document`), a request or a plan. Raises InputError: unknown names list the near ones.
     """
     text = name_or_path.strip()
     path = Path(text).expanduser()
@@ -38,11 +39,11 @@ def read_model(name_or_path: str) -> Model:
     if preset is not None:
         return preset
     if text.endswith(".json") or "/" in text or "\\" in text:
-        raise RecordError(
+        raise InputError(
             f"model {text!r}: there is no such file, and no preset of that name; give the path of a config.json, "
             f"or one of the presets: {', '.join(model_names())}"
         )
-    raise RecordError(_unknown(text))
+    raise InputError(_unknown(text))
 
 
 def _preset(text: str) -> Model | None:
@@ -79,13 +80,13 @@ def _model_from_file(path: Path) -> Model:
         if isinstance(inner, str):
             return read_model(inner)
         if not isinstance(inner, dict) or "num_layers" not in inner:
-            raise RecordError(
+            raise InputError(
                 "neither a Hugging Face config.json (it has model_type or architectures), nor a saved model or profile, "
                 "nor a request or plan"
             )
         return from_json(Model, inner)
-    except RecordError as error:
-        raise RecordError(f"{path}: {error}") from None
+    except (InputError, RecordError) as error:
+        raise InputError(f"{path}: {error}") from None
 
 
 # What `profile M` shows -------------------------------------------------------------------------------------------
@@ -98,7 +99,7 @@ def model_document(model: Model, seq: int = 4096) -> dict[str, Any]:
     bytes are those of the weights in bf16, and of the residual stream that a block hands on per token.
     """
     if seq < 1:
-        raise RecordError(f"seq={seq}: a sequence has at least one token")
+        raise InputError(f"seq={seq}: a sequence has at least one token")
     first_of_kind: dict[BlockKind, int] = {}
     counts: dict[BlockKind, int] = {}
     for block in range(model.num_blocks):
