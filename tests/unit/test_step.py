@@ -129,6 +129,16 @@ def test_j_of_1f1b_is_no_upper_bound_behind_light_last_stages(num_micro, forward
     assert not objective_is_upper_bound(pipeline, spent)
 
 
+@pytest.mark.parametrize(("last_s", "bounds"), [(0.5, True), (0.4375, False)])
+def test_the_condition_of_1f1b_is_sharp(last_s, bounds):
+    """J = S where the last stage is just heavy enough, and J < S below."""
+    pipeline = pipeline_of(Schedule.ONE_F_ONE_B, 3, 1, 6)
+    spent = times([0.0, 0.5, 0.0], [1.0, 0.5, last_s])
+    assert simulate(pipeline, spent).step_s == 7.5
+    assert objective_s(pipeline, spent) == 7.0 + last_s
+    assert objective_is_upper_bound(pipeline, spent) is bounds
+
+
 @pytest.mark.parametrize("pipeline", [p for p in INTERLEAVED if p.num_micro_batches % p.num_devices == 0], ids=str)
 def test_j_of_interleaved_is_exact_for_equal_chunks(pipeline):
     spent = times([1.0] * pipeline.num_stages, [2.0] * pipeline.num_stages, num_devices=pipeline.num_devices)

@@ -1,5 +1,6 @@
 """The trace of a step says what the simulation says, in the units of the trace viewer."""
 
+import itertools
 import json
 
 import numpy as np
@@ -72,7 +73,7 @@ def test_tails_follow_the_last_operation_in_their_order():
 def test_tail_parts_that_do_not_add_up_are_refused(share):
     simulation = simulated()
     parts = {"optimizer": share if np.ndim(share) else simulation.tail_s * share}
-    with pytest.raises(ValueError, match="parts optimizer add up to .* must be equal"):
+    with pytest.raises(ValueError, match=r"parts optimizer add up to .* must be equal"):
         timeline_events(simulation, parts)
 
 
@@ -80,7 +81,7 @@ def test_bars_of_one_device_do_not_overlap():
     bars = [event for event in timeline_events(simulated(4, 3, 8)) if event["ph"] == "X"]
     for device in range(4):
         mine = sorted((e["ts"], e["ts"] + e["dur"]) for e in bars if e["pid"] == device)
-        assert all(start >= end - 1e-3 for (_, end), (start, _) in zip(mine, mine[1:], strict=False))
+        assert all(start >= end - 1e-3 for (_, end), (start, _) in itertools.pairwise(mine))
 
 
 def test_split_backwards_have_words_of_their_own():
