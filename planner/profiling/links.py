@@ -23,7 +23,7 @@ KIB, MIB = 1 << 10, 1 << 20
 SIZES_BYTES = (KIB, 16 * KIB, 128 * KIB, MIB, 4 * MIB, 16 * MIB)
 """From where latency decides to where bandwidth does (loopback curves bend twice in between)."""
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "p2p")
-"""What dense layouts use."""
+"""What dense layouts use; p2p, the last, between pairs alone."""
 OVERLAP_BYTES = 4 * MIB
 """Size at which hiding is measured: a bucket of gradients."""
 OVERLAP_MATRIX = 512
@@ -91,7 +91,7 @@ def time_links(
         if not 2 <= group_size <= ranks:
             continue
         group = groups_of(group_size, rank, ranks)
-        for name in COLLECTIVES:
+        for name in COLLECTIVES if group_size == 2 else COLLECTIVES[:-1]:
             for size in sizes_bytes:
                 call = _collective(name, size, group, device) if group is not None else _nothing
                 rule = _rule(size)

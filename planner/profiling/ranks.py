@@ -19,7 +19,7 @@ PROGRESS_MARK = "progress: "
 """Rank 0 begins the lines with it that are meant for people."""
 
 
-class RankFailure(RuntimeError):
+class RankError(RuntimeError):
     """A process ended with an error, or did not end in time."""
 
     def __init__(self, message: str, ranks: tuple[int, ...]) -> None:
@@ -40,7 +40,7 @@ def run_ranks(
     """Run `python -m module arguments` as `ranks` processes of one group and wait for all of them.
 
     Each finds RANK, WORLD_SIZE, LOCAL_RANK, MESHWRIGHT_RENDEZVOUS (a file) and OMP_NUM_THREADS in its environment. Raises
-    RankFailure, after the end of all processes, where one fails or `timeout_s` passes; it names the ranks.
+    RankError, after the end of all processes, where one fails or `timeout_s` passes; it names the ranks.
     """
     with tempfile.TemporaryDirectory(prefix="meshwright-") as folder:
         logs = [Path(folder) / f"rank{rank}.log" for rank in range(ranks)]
@@ -84,7 +84,7 @@ def _wait(
         if time.monotonic() > deadline:
             names = ", ".join(map(str, late))
             last = "; ".join(f"rank {rank}: {_last_line(logs[rank])}" for rank in late)
-            raise RankFailure(
+            raise RankError(
                 f"late after {timeout_s:.0f} s: rank {names} of {len(processes)}, which were ended. Last words: {last}. "
                 "Give more time, or fewer ranks",
                 tuple(late),
@@ -101,11 +101,11 @@ def _tell(log: Path, told: int, progress: Callable[[str], object] | None) -> int
     return len(lines)
 
 
-def _failure(failed: list[int], codes: Sequence[int | None], logs: Sequence[Path]) -> RankFailure:
+def _failure(failed: list[int], codes: Sequence[int | None], logs: Sequence[Path]) -> RankError:
     first = failed[0]
     tail = "\n  ".join(_lines(logs[first])[-TAIL_LINES:])
     ends = ", ".join(f"rank {rank} ended with {codes[rank]}" for rank in failed)
-    return RankFailure(f"{ends}; the others were ended. Last lines of rank {first}:\n  {tail}", tuple(failed))
+    return RankError(f"{ends}; the others were ended. Last lines of rank {first}:\n  {tail}", tuple(failed))
 
 
 def _lines(log: Path) -> list[str]:

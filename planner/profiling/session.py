@@ -24,6 +24,8 @@ class Request:
     """Busy processes."""
     threads: int = 0
     """Threads of torch in each; 0 = the cores of this machine, divided."""
+    layer: str = ""
+    """package.module:factory of the whole layers that are timed; needed for keys of layers."""
     device: str = "cpu"
     """cpu or cuda: every rank takes the device of its local rank."""
     link_class: str = "loopback"
@@ -49,7 +51,7 @@ def measure(request: Request, *, progress: Callable[[str], object] | None = None
     """Time everything in `request`: in processes started here, or, where RANK is set (torchrun), as one of them.
 
     Samples of all ranks are joined by key. Under torchrun rank 0 gets the whole, the others an empty record.
-    Raises planner.profiling.ranks.RankFailure where a rank fails or is late.
+    Raises planner.profiling.ranks.RankError where a rank fails or is late.
     """
     with tempfile.TemporaryDirectory(prefix="meshwright-") as folder:
         if "RANK" in os.environ:
@@ -91,6 +93,7 @@ def take_part(request: Request) -> tuple[Measurement, ...]:
                 device=device,
                 budget_s=request.budget_s,
                 barrier=dist.barrier,
+                layer=request.layer,
             )
         if request.group_sizes:
             say(rank, f"timing collectives between {ranks} ranks")
