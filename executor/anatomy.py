@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from cost_models.records import Model
-from executor.errors import Refused
+from executor.errors import RefusedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,14 +112,14 @@ class Dimensions:
 
 
 def anatomy_of(module: nn.Module) -> Anatomy:
-    """The row of a module's type, or of the nearest type that it inherits from; Refused if nobody described one."""
+    """The row of a module's type, or of the nearest type that it inherits from; RefusedError if nobody described one."""
     for kind in type(module).__mro__:
         row = ANATOMIES.get(f"{kind.__module__}.{kind.__qualname__}")
         if row is not None:
             _check_needs(module, row)
             return row
     known = ", ".join(name.rsplit(".", 1)[1] for name in ANATOMIES)
-    raise Refused(
+    raise RefusedError(
         f"{type(module).__module__}.{type(module).__qualname__} is not described; known modules: {known}. Add a row to "
         "executor.anatomy.ANATOMIES which says where embedding, layers, norm, head and the projections are"
     )
@@ -131,7 +131,7 @@ def _check_needs(module: nn.Module, row: Anatomy) -> None:
         for part in attribute.split("."):
             value = getattr(value, part, None)
         if value not in legal:
-            raise Refused(
+            raise RefusedError(
                 f"{type(module).__name__}.{attribute} = {value!r}: {why}; legal values: {', '.join(map(repr, legal))}"
             )
 
@@ -149,7 +149,7 @@ def weight_of(module: nn.Module, name: str) -> nn.Parameter:
     part = part_of(module, name)
     weight = None if part is None else getattr(part, "weight", None)
     if not isinstance(weight, nn.Parameter):
-        raise Refused(f"{type(module).__name__} has no weight at {name!r}, where its anatomy says that one is")
+        raise RefusedError(f"{type(module).__name__} has no weight at {name!r}, where its anatomy says that one is")
     return weight
 
 
@@ -157,7 +157,7 @@ def dimensions_of(module: nn.Module, row: Anatomy) -> Dimensions:
     """Sizes, read from the weights of a whole module."""
     layers = part_of(module, row.layers)
     if not isinstance(layers, nn.ModuleList) or len(layers) == 0:
-        raise Refused(f"{type(module).__name__}.{row.layers} is not a list of layers")
+        raise RefusedError(f"{type(module).__name__}.{row.layers} is not a list of layers")
     layer = layers[0]
     head_dim = int(getattr(part_of(layer, row.attention), "head_dim"))  # noqa: B009 (a Tensor | Module to mypy otherwise)
     vocab, hidden = weight_of(module, row.embedding).shape
@@ -175,14 +175,14 @@ def dimensions_of(module: nn.Module, row: Anatomy) -> Dimensions:
 
 
 def check_against(dimensions: Dimensions, model: Model) -> None:
-    """Refused, with every difference, unless the module is the network that was planned for."""
+    """RefusedError, with every difference, unless the module is the network that was planned for."""
     differences = [
         f"{name}: {getattr(dimensions, name)}, planned {getattr(model, name)}"
         for name in Dimensions.__slots__
         if getattr(dimensions, name) != getattr(model, name)
     ]
     if differences:
-        raise Refused(
+        raise RefusedError(
             f"the module is not the model of the plan ({model.name}): {'; '.join(differences)}. Build the module that was "
             "planned for, or plan for this one"
         )

@@ -6,11 +6,11 @@ The initial value of each weight depends on the seed and the weight's name alone
 import zlib
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 from cost_models.records import Model, Norm, Positions
-from executor.errors import Refused
+from executor.errors import RefusedError
 
 ROPE_THETA = 10000.0
 """Base of the rotary frequencies (Su et al. 2021, section 3.2.2)."""
@@ -61,8 +61,8 @@ class Attention(nn.Module):
             for projection in (self.q, self.k, self.v)
         )
         q, k = rotate(q, *position_embeddings), rotate(k, *position_embeddings)
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
-        return self.o(out.transpose(1, 2).reshape(batch, seq, -1))  # type: ignore[no-any-return]
+        out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+        return self.o(out.transpose(1, 2).reshape(batch, seq, -1))
 
 
 class Mlp(nn.Module):
@@ -76,8 +76,8 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, hidden) -> (B, T, hidden)."""
-        inner = F.gelu(self.up(x)) if self.gate is None else F.silu(self.gate(x)) * self.up(x)
-        return self.down(inner)  # type: ignore[no-any-return]
+        inner = functional.gelu(self.up(x)) if self.gate is None else functional.silu(self.gate(x)) * self.up(x)
+        return self.down(inner)
 
 
 class Layer(nn.Module):
@@ -96,7 +96,7 @@ class Layer(nn.Module):
             hidden_states=self.attention_norm(hidden_states), position_embeddings=position_embeddings
         )
         hidden_states = hidden_states + attended
-        return hidden_states + self.mlp(self.mlp_norm(hidden_states))  # type: ignore[no-any-return]
+        return hidden_states + self.mlp(self.mlp_norm(hidden_states))
 
 
 class Decoder(nn.Module):
@@ -122,7 +122,7 @@ class Decoder(nn.Module):
         rope = self.rotary(hidden, positions)
         for layer in self.layers:
             hidden = layer(hidden, position_embeddings=rope)
-        return self.head(self.norm(hidden))  # type: ignore[no-any-return]
+        return self.head(self.norm(hidden))
 
 
 @torch.no_grad()
@@ -156,7 +156,7 @@ def _check(model: Model) -> None:
     }
     absent = [name for name, wanted in missing.items() if wanted]
     if absent:
-        raise Refused(
+        raise RefusedError(
             f"model {model.name!r}: Meshwright's own decoder has not yet: {', '.join(absent)}. Run a dense model with rotary "
             "positions, or give your own module with --module"
         )

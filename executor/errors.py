@@ -1,19 +1,23 @@
 """What this package raises.
 
 ValueError
-└── Refused           a plan, a model or a batch that cannot be made true here; says the law and the legal values
+└── RefusedError       a plan, a model or a batch that cannot be made true here; says the law and the legal values
 RuntimeError
-└── LateRank          a wait that ran into its time-out; says who is late
+└── LateRankError          a wait that ran into its time-out; says who is late
 """
 
 
-class Refused(ValueError):
+class RefusedError(ValueError):
     """A plan, a model or a batch that this executor does not make true, with the reason."""
 
 
-class LateRank(RuntimeError):
+class LateRankError(RuntimeError):
     """A wait for other ranks that ended by its time-out."""
 
     def __init__(self, message: str, ranks: tuple[int, ...]) -> None:
         super().__init__(message)
         self.ranks = ranks
+
+
+class WrongResultError(RuntimeError):
+    """The self-check found another layout than the planned one, or another loss or gradient than one process has."""

@@ -1,8 +1,10 @@
 """Ranks: the process group, who is late, and a plan's rank order as a DeviceMesh."""
 
 import os
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
@@ -10,7 +12,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from cost_models.records import Decision
-from executor.errors import LateRank, Refused
+from executor.errors import LateRankError, RefusedError
+from executor.launch import note_progress
 
 AXES = ("pp", "dp_replicate", "dp_shard", "tp")
 """Axes of every mesh, outermost first. The plan's rank order changes the ranks inside it, never the order of the axes."""
@@ -19,11 +22,17 @@ START_TIMEOUT_S = 300.0
 """How long a rank waits for the others to arrive; torchrun's own default for a rendezvous is 600 s."""
 
 
+_COLLECTIVE_FAILED = re.compile(
+    r"gloo|NCCL|Connection (closed|reset|refused)|Broken pipe|Timed out waiting", re.IGNORECASE
+)
+"""What the messages of collectives that lost a peer have in common (torch 2.13)."""
+
+
 def device_type() -> str:
     """`cuda` where torch sees a GPU, else `cpu`; the environment's MESHWRIGHT_DEVICE overrides."""
     wanted = os.environ.get("MESHWRIGHT_DEVICE", "")
     if wanted not in ("", "cpu", "cuda"):
-        raise Refused(f"MESHWRIGHT_DEVICE={wanted!r}; legal values: cpu, cuda, or unset")
+        raise RefusedError(f"MESHWRIGHT_DEVICE={wanted!r}; legal values: cpu, cuda, or unset")
     return wanted or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -37,13 +46,13 @@ def local_device() -> torch.device:
 def start_process_group(timeout_s: float = START_TIMEOUT_S) -> None:
     """Join the ranks that torchrun started; does nothing where the script has joined already.
 
-    Raises LateRank naming the ranks that did not arrive within `timeout_s`, which is also the time-out of every collective.
+    Raises LateRankError naming the ranks that did not arrive within `timeout_s`, which is also the time-out of every collective.
     """
     if dist.is_initialized():
         return
     missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
-        raise Refused(
+        raise RefusedError(
             f"{', '.join(missing)} not in the environment: start the script with "
             "`torchrun --nproc-per-node N script.py`, N being the plan's number of ranks"
         )
@@ -75,19 +84,19 @@ def _open_store(rank: int, world: int, timeout_s: float) -> dist.Store:
             wait_for_workers=False,
         )
     except (dist.DistStoreError, dist.DistNetworkError) as error:
-        raise LateRank(
+        raise LateRankError(
             f"rank {rank} waited {timeout_s:.0f} s for the store of rank 0 at {host}:{port}, and rank 0 is late ({error})",
             (0,),
         ) from error
 
 
 def wait_for_all(store: dist.Store, event: str, rank: int, world: int, timeout_s: float) -> None:
-    """Say that `rank` reached `event` and wait for the others; LateRank names those that did not come."""
+    """Say that `rank` reached `event` and wait for the others; LateRankError names those that did not come."""
     store.set(f"meshwright/{event}/{rank}", b"1")
     deadline = time.monotonic() + timeout_s
     while late := [other for other in range(world) if not store.check([f"meshwright/{event}/{other}"])]:
         if time.monotonic() > deadline:
-            raise LateRank(
+            raise LateRankError(
                 f"rank {rank} waited {timeout_s:.0f} s at {event!r} for {_names(late)}, late or gone", tuple(late)
             )
         time.sleep(0.02)
@@ -96,27 +105,51 @@ def wait_for_all(store: dist.Store, event: str, rank: int, world: int, timeout_s
 def mark_progress(step: int) -> None:
     """Note in the store that this rank begins `step`, so that a time-out can name who stayed behind."""
     if dist.is_initialized():
+        note_progress(dist.get_rank(), step)
         _store().set(f"meshwright/progress/{dist.get_rank()}", str(step).encode())
 
 
-def name_the_late(error: BaseException) -> LateRank:
-    """What a failed collective means: the ranks whose progress is least, by the notes of `mark_progress`."""
+@contextmanager
+def naming_the_late() -> Iterator[None]:
+    """Turn a failed collective inside the context into a LateRankError that names the ranks which stayed behind."""
+    try:
+        yield
+    except (RuntimeError, dist.DistError) as error:
+        lost = _lost_connection(error)
+        if lost is None:
+            raise
+        raise _late_ranks(lost) from error
+
+
+def _lost_connection(error: BaseException) -> BaseException | None:
+    """The error of a collective in a chain of causes; torch's pipelines wrap theirs, and gloo's are plain RuntimeErrors."""
+    current: BaseException | None = error
+    while current is not None:
+        if isinstance(current, dist.DistError) or _COLLECTIVE_FAILED.search(str(current)):
+            return current
+        current = current.__cause__
+    return None
+
+
+def _late_ranks(error: BaseException) -> LateRankError:
+    """Who is late: the ranks whose progress is least, by the notes of `mark_progress`."""
     rank, world = dist.get_rank(), dist.get_world_size()
     try:
         store = _store()
         keys = [f"meshwright/progress/{other}" for other in range(world)]
         steps = [int(store.get(key)) if store.check([key]) else -1 for key in keys]
     except (RuntimeError, dist.DistError):
-        return LateRank(f"rank {rank} lost the others, the store of rank 0 included ({_first_line(error)})", (0,))
+        return LateRankError(f"rank {rank} lost the others, the store of rank 0 included ({_first_line(error)})", (0,))
     late = [other for other, step in enumerate(steps) if step == min(steps)]
-    who = (
-        _names(late)
-        if len(late) < world
-        else "no rank is behind the others: one of them failed or hangs inside the step"
-    )
-    return LateRank(
-        f"rank {rank} failed to communicate in step {steps[rank]}; last seen in step {min(steps)}: {who} ({_first_line(error)})",
-        tuple(late) if len(late) < world else (),
+    if len(late) == world:
+        who = "no rank is behind the others, so one failed or hangs inside it"
+        return LateRankError(
+            f"rank {rank} failed to communicate in step {steps[rank]}; {who} ({_first_line(error)})", ()
+        )
+    return LateRankError(
+        f"rank {rank} failed to communicate in step {steps[rank]}; late: {_names(late)}, last seen in step {min(steps)} "
+        f"({_first_line(error)})",
+        tuple(late),
     )
 
 
@@ -140,7 +173,7 @@ def rank_tensor(decision: Decision) -> torch.Tensor:
     order = [axis for axis in ranks.order if axis in degrees]
     absent = [axis for axis, degree in degrees.items() if axis not in order]
     if any(degrees[axis] > 1 for axis in absent):
-        raise Refused(
+        raise RefusedError(
             f"ranks.order = {list(ranks.order)} does not name {absent}; every axis of degree above 1 has a place in it"
         )
     outermost_first = absent + order[::-1]
@@ -149,7 +182,7 @@ def rank_tensor(decision: Decision) -> torch.Tensor:
     tensor = shaped.permute([outermost_first.index(axis) for axis in AXES]).contiguous()
     for dim, axis in enumerate(AXES):
         if degrees[axis] > 1 and not bool((tensor.diff(dim=dim) > 0).all()):
-            raise Refused(
+            raise RefusedError(
                 f"ranks.permutation puts the ranks of a {axis} group in descending order. torch sorts the ranks of a process "
                 "group, so its members would not be where the plan says; legal: permutations in which ranks ascend along "
                 "each axis (which ranks form a group is free)"
@@ -161,7 +194,7 @@ def build_mesh(decision: Decision) -> DeviceMesh:
     """The mesh of all ranks, axes `AXES`; the process group must be up and have exactly the plan's ranks."""
     world = dist.get_world_size()
     if world != decision.layout.world:
-        raise Refused(
+        raise RefusedError(
             f"the plan is for {decision.layout.world} ranks ({decision.layout}), but {world} were started; "
             f"start {decision.layout.world} (torchrun --nproc-per-node {decision.layout.world}) or plan for {world}"
         )

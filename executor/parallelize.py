@@ -15,18 +15,18 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining.schedules import _PipelineSchedule
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
+from torch.nn import functional
 
 from cost_models.records import Decision, Plan, Precision, load_plan
 from executor.anatomy import Anatomy, anatomy_of, check_against, dimensions_of, part_of
-from executor.errors import Refused
-from executor.phases import Phases
+from executor.errors import RefusedError
 from executor.mesh import START_TIMEOUT_S, build_mesh, local_device, start_process_group
+from executor.phases import Phases
 from executor.refusals import check, sequence_law
 from executor.sharding.data import accumulating, shard_data
 from executor.sharding.pipeline import Pipeline, sum_tied_gradients
@@ -43,7 +43,7 @@ def apply(plan: Plan | Decision | str | Path, model: nn.Module, *, timeout_s: fl
 
     `plan` is a Plan, its decision, or the path of a plan's file. Joins the process group if the script has not;
     `timeout_s` is how long a rank waits for others. The model is taken over: the parts of this rank are sharded in place,
-    the weights of all others are freed. Raises Refused (a ValueError) for what cannot be made true, before any rank waits.
+    the weights of all others are freed. Raises RefusedError (a ValueError) for what cannot be made true, before any rank waits.
     """
     if isinstance(plan, (str, Path)):
         plan = load_plan(plan)
@@ -64,6 +64,7 @@ def apply(plan: Plan | Decision | str | Path, model: nn.Module, *, timeout_s: fl
         stages=stages,
         virtual=virtual,
         hidden=dimensions.hidden,
+        vocab=dimensions.vocab,
         weight_dtype=next(stages[0].parameters()).dtype,
         tied_across_stages=tied,
     )
@@ -74,7 +75,7 @@ def _check_alike(model: nn.Module) -> None:
     """Ranks that built different weights would train a patchwork of several models."""
     meta = [name for name, parameter in model.named_parameters() if parameter.is_meta]
     if meta:
-        raise Refused(
+        raise RefusedError(
             f"{meta[0]} has no values (device meta): build the model with its weights, on the CPU if it is large"
         )
     sums = torch.stack([p.sum(dtype=torch.float64) for p in model.parameters()]).to(local_device())
@@ -83,7 +84,7 @@ def _check_alike(model: nn.Module) -> None:
     dist.all_reduce(high, dist.ReduceOp.MAX)
     different = [name for (name, _), a, b in zip(model.named_parameters(), low, high, strict=True) if a != b]
     if different:
-        raise Refused(
+        raise RefusedError(
             f"the weights of {different[0]} (and {len(different) - 1} more) differ between ranks: seed before the model is "
             "built, or load the same checkpoint on each rank"
         )
@@ -100,7 +101,9 @@ def _own_stages(
     kept = {id(part) for stage in stages for name in stage.unit_names for part in stage.get_submodule(name).modules()}
     for name in (anatomy.embedding, anatomy.norm, anatomy.head):
         _free(part_of(model, name), kept)
-    for layer in part_of(model, anatomy.layers).children():  # type: ignore[union-attr]
+    layers = part_of(model, anatomy.layers)
+    assert layers is not None
+    for layer in layers.children():
         _free(layer, kept)
     bf16 = decision.workload.precision is Precision.BF16
     for stage, planned in zip(stages, own, strict=True):
@@ -130,6 +133,7 @@ class Parallel:
         stages: tuple[StageModule, ...],
         virtual: tuple[int, ...],
         hidden: int,
+        vocab: int,
         weight_dtype: torch.dtype,
         tied_across_stages: bool,
     ) -> None:
@@ -137,6 +141,8 @@ class Parallel:
         self.decision = decision
         self.mesh = mesh
         self.device = local_device()
+        self.vocab = vocab
+        """Rows of the embedding: token ids lie below."""
         self.stages = stages
         """The virtual stages of this rank, split over tp, not yet wrapped in DDP."""
         self.virtual = virtual
@@ -193,12 +199,12 @@ class Parallel:
         """As `step`, with this rank's slice of a batch of any size: (rows, T), rows a multiple of the micro-batches."""
         layout = self.decision.layout
         if labels.shape != inputs.shape:
-            raise Refused(
+            raise RefusedError(
                 f"labels {tuple(labels.shape)} and inputs {tuple(inputs.shape)} differ; legal: one label per input"
             )
         broken = sequence_law(inputs.shape[1], layout.tp)
         if broken:
-            raise Refused(broken)
+            raise RefusedError(broken)
         self._num_targets = (labels != IGNORE).sum()
         if self._batch_group is not None:
             dist.all_reduce(self._num_targets, group=self._batch_group)
@@ -222,7 +228,7 @@ class Parallel:
         if rows == gbs and dp > 1:
             batch = batch.view(dp, gbs // dp, -1)[self.dp_rank]
         elif rows != gbs // dp:
-            raise Refused(
+            raise RefusedError(
                 f"a batch of {rows} sequences; legal: {gbs} (the global batch) or {gbs // dp} (this rank's slice of it, "
                 f"{multiple} micro-batches of {self.decision.layout.mbs})"
             )
@@ -250,7 +256,7 @@ class Parallel:
             self._schedules[shape] = self._pipeline.schedule(*shape, self._share_of_loss)
         losses: list[Tensor] = []
         with self.phases("pipeline"):
-            self._schedules[shape].step(  # type: ignore[attr-defined]
+            self._schedules[shape].step(
                 *([inputs] if self.stages[0].has_embedding else []),
                 target=labels if self.stages[-1].has_head else None,
                 losses=losses if self.stages[-1].has_head else None,
@@ -261,7 +267,9 @@ class Parallel:
 
     def _share_of_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Cross entropy of a micro-batch over the tokens of the global batch, times dp: data parallelism averages."""
-        summed = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE, reduction="sum")
+        summed = functional.cross_entropy(
+            logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE, reduction="sum"
+        )
         if isinstance(summed, DTensor):
             summed = summed.to_local()
         return summed * (self.decision.layout.dp / self._num_targets)
@@ -310,7 +318,7 @@ class Parallel:
 
 def _next_tokens(inputs: Tensor) -> Tensor:
     """Each position predicts the input after it, the last one nothing."""
-    return F.pad(inputs[:, 1:], (0, 1), value=IGNORE)
+    return functional.pad(inputs[:, 1:], (0, 1), value=IGNORE)
 
 
 def _group(mesh: DeviceMesh, axes: tuple[str, ...]) -> dist.ProcessGroup | None:

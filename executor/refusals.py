@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from cost_models.records import SPLIT_BACKWARD, Decision, Gather, Precision, Schedule
 from executor.anatomy import Dimensions
-from executor.errors import Refused
+from executor.errors import RefusedError
 from executor.sharding.recompute import KINDS
 
 Law = Callable[[Decision, Dimensions], str | None]
@@ -111,7 +111,7 @@ def refusals(decision: Decision, dimensions: Dimensions) -> Iterator[str]:
 
 
 def check(decision: Decision, dimensions: Dimensions) -> None:
-    """Raise Refused with every reason, or return."""
+    """Raise RefusedError with every reason, or return."""
     reasons = list(refusals(decision, dimensions))
     if reasons:
-        raise Refused("; ".join(reasons))
+        raise RefusedError("; ".join(reasons))

@@ -10,15 +10,16 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed._composable.replicate_with_fsdp import ReplicateModule
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Placement
+from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from cost_models.records import Precision
-from executor.errors import Refused
+from executor.errors import RefusedError
 from executor.mesh import AXES
 from executor.parallelize import IGNORE, Parallel
 from executor.sharding.recompute import kind_of
@@ -80,10 +81,10 @@ def selfcheck(parallel: Parallel, reference: nn.Module | None = None, *, seed: i
 
     `reference` is the whole module with the weights that `apply` was given (a deep copy made before); None compares the
     layout alone. The step runs on short random sequences, one a micro-batch; gradients are dropped afterwards, weights do
-    not change. Raises Refused where gradients are pending.
+    not change. Raises RefusedError where gradients are pending.
     """
     if any(parameter.grad is not None for parameter in parallel.parameters()):
-        raise Refused(
+        raise RefusedError(
             "selfcheck needs a step of its own, and gradients are pending: call it before a step or after zero_grad"
         )
     findings = list(_layout_findings(parallel))
@@ -178,7 +179,7 @@ def _sharding_faults(parallel: Parallel, stage: StageModule, module: nn.Module) 
                 yield f"{name} is {'' if is_sharded else 'not '}sharded over {axis}"
 
 
-def _placements(parameter: nn.Parameter) -> dict[str, object]:
+def _placements(parameter: nn.Parameter) -> dict[str, Placement]:
     if not isinstance(parameter, DTensor):
         return {}
     names = parameter.device_mesh.mesh_dim_names or ()
@@ -192,11 +193,10 @@ def _compare(parallel: Parallel, reference: nn.Module, seed: int) -> tuple[float
     """Relative error of the loss, the largest of the gradients on any rank, and the parameter that has it here."""
     layout, count = parallel.decision.layout, parallel.decision.num_micro_batches
     reference = reference.to(parallel.device)
-    vocab = reference.get_submodule(parallel.stages[0].anatomy.embedding).weight.shape[0]
     generator = torch.Generator().manual_seed(seed)
     shape = (layout.dp * count, SEQ_PER_PART * layout.tp)
-    inputs = torch.randint(vocab, shape, generator=generator).to(parallel.device)  # type: ignore[call-overload]
-    labels = torch.randint(vocab, shape, generator=generator).to(parallel.device)  # type: ignore[call-overload]
+    inputs = torch.randint(parallel.vocab, shape, generator=generator).to(parallel.device)
+    labels = torch.randint(parallel.vocab, shape, generator=generator).to(parallel.device)
     labels[0, :2] = IGNORE  # ranks differ in their number of targets
     expected = one_process(reference, inputs, labels)
     rows = slice(parallel.dp_rank * count, (parallel.dp_rank + 1) * count)
@@ -215,7 +215,7 @@ def one_process(reference: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
     reference.zero_grad()
     output = reference(inputs)
     logits = getattr(output, "logits", output)
-    loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE)
+    loss = functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE)
     loss.backward()
     return loss.detach()
 

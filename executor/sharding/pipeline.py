@@ -59,7 +59,7 @@ class Pipeline:
         kind, count = self.decision.layout.schedule, self.decision.num_micro_batches
         if kind in SINGLE:
             return SINGLE[kind](stages[0], count, loss_fn=loss, scale_grads=False)
-        return LOOPED[kind](stages, count, loss_fn=loss, scale_grads=False)  # type: ignore[arg-type]
+        return LOOPED[kind](stages, count, loss_fn=loss, scale_grads=False)
 
     def _stage(self, module: nn.Module, virtual: int, num_rows: int, seq: int) -> PipelineStage:
         num_stages = len(self.decision.stages)
@@ -95,4 +95,4 @@ def sum_tied_gradients(weight: nn.Parameter, mesh: DeviceMesh) -> None:
         [dist.P2POp(dist.isend, mine, peer, group), dist.P2POp(dist.irecv, other, peer, group)]
     ):
         work.wait()
-    (weight.grad.to_local() if isinstance(weight.grad, DTensor) else weight.grad).add_(other)  # type: ignore[union-attr]
+    (weight.grad.to_local() if isinstance(weight.grad, DTensor) else weight.grad).add_(other)

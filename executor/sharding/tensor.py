@@ -80,7 +80,8 @@ def reduce_partial_gradients(parameters: list[nn.Parameter]) -> None:
     if not pending:
         return
     mesh = pending[0][1].device_mesh
-    assert mesh.ndim == 1 and all(grad.device_mesh == mesh for _, grad in pending)
+    assert mesh.ndim == 1
+    assert all(grad.device_mesh == mesh for _, grad in pending)
     flat = torch.cat([grad.to_local().flatten() for _, grad in pending])
     dist.all_reduce(flat, group=mesh.get_group())
     for (parameter, grad), part in zip(pending, flat.split([p.numel() for p, _ in pending]), strict=True):
