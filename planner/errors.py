@@ -1,0 +1,54 @@
+"""What can go wrong in planning, and the exit code that each kind ends in.
+
+MeshwrightError                 everything below; carries `exit_code`
+├── InputError (ValueError)     2  the value, the law it breaks, the legal values, what to do
+├── NotYetError                 2  a known thing that is not supported yet, by its name
+├── InfeasibleError             1  no plan exists: with the smallest things to change
+├── TimeLimitError              4  the time ended before any plan was known
+└── InternalError               3  our bug: two of our own answers disagree
+
+Bad values inside records are `cost_models.records.RecordError`, a ValueError too; the command line ends it with 2.
+"""
+
+from typing import ClassVar
+
+
+class MeshwrightError(Exception):
+    """Base of all errors that are meant for people."""
+
+    exit_code: ClassVar[int] = 3
+
+
+class InputError(MeshwrightError, ValueError):
+    """The input is wrong."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class NotYetError(MeshwrightError):
+    """The input is right, but Meshwright cannot do it yet."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class InfeasibleError(MeshwrightError):
+    """No plan satisfies everything that was asked."""
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, relaxations: tuple[str, ...] = ()):
+        self.relaxations = relaxations
+        """The smallest single changes that make a plan possible, each in words with its number."""
+        super().__init__("\n".join([message, *(f"  - {relaxation}" for relaxation in relaxations)]))
+
+
+class TimeLimitError(MeshwrightError):
+    """The time limit came before the first plan."""
+
+    exit_code: ClassVar[int] = 4
+
+
+class InternalError(MeshwrightError):
+    """Two of our own computations disagree."""
+
+    exit_code: ClassVar[int] = 3

@@ -1,0 +1,1 @@
+"""The integer linear programme of the choice, as a document. Plain data: it knows no solver."""

@@ -1,0 +1,335 @@
+"""Exact combinatorial search inside one cell: the plan of least J, which the ILP starts from, and the least R.
+
+v = 1. J = Σ t + Σ_d weight_d · max_c value_d,c over the columns of a path: for 1f1b the values are t and the tail, for gpipe
+forward, backward and the tail. Given thresholds on all d, the least Σ t is a shortest path over (stage, blocks done); the
+thresholds that can still beat the best plan known are tried in the order of the least J that each allows. Exact: a plan of
+least J is the shortest path under its own maxima as thresholds.
+
+v > 1 (equal chunks). The blocks of each virtual stage are fixed, its recompute is not. Devices meet only in the two maxima, so
+for each device the combinations of its columns that fit and that no other beats in (load, tail) are enough.
+
+R, v = 1. From the last stage backwards, with A and F counted from the stage in hand:
+    V1(p) = max(m W_p, t_p + V1(p+1)),   V2(p) = max(m W_p + tail_p, f_p + V2(p+1)),   R = max(V1(0) + tail_0, V2(0)).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cost_models.schedules import FloatArray, IntArray
+from planner.stages import EXACT, CellProblem, undominated
+
+_CHUNK = 64
+"""Threshold tuples that share one pass of the dynamic programme."""
+_MOST_THRESHOLDS = 1_000_000
+"""Size of a product of thresholds beyond which it is walked in slices."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CellOptimum:
+    """The best plan of a cell."""
+
+    objective_s: float
+    """Its J."""
+    picks: IntArray
+    """(S,) its columns."""
+
+
+def least_objective(cell: CellProblem) -> CellOptimum | None:
+    """The plan of least J in the cell; None where no plan of these columns fits."""
+    if len(cell.columns) == 0:
+        return None
+    return _chunks(cell) if cell.layout.vpp > 1 else _Path.of(cell).least()
+
+
+# --- v = 1: shortest paths under thresholds -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Level:
+    """The columns of one stage, sorted by the node where they end."""
+
+    numbers: IntArray
+    first: IntArray
+    starts: IntArray
+    """Where the columns of each end node begin."""
+    ends: IntArray
+    """The end nodes."""
+
+    @classmethod
+    def of(cls, cell: CellProblem, stage: int) -> "_Level":
+        where = cell.stage_slices[stage]
+        last = cell.columns.last[where]
+        order = np.argsort(last, kind="stable")
+        ends = last[order] + 1
+        starts = np.flatnonzero(np.append(True, ends[1:] != ends[:-1])) if len(ends) else np.empty(0, dtype=np.intp)
+        numbers = order + where.start
+        return cls(numbers=numbers, first=cell.columns.first[numbers], starts=starts, ends=ends[starts])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Path:
+    """Minimise Σ cost + Σ_d weights_d · max values_d over paths of columns."""
+
+    cell: CellProblem
+    levels: tuple[_Level, ...]
+    cost: FloatArray
+    """(N,)"""
+    values: tuple[FloatArray, ...]
+    """(N,) each."""
+    weights: tuple[float, ...]
+
+    @classmethod
+    def of(cls, cell: CellProblem) -> "_Path":
+        columns, weight = cell.columns, cell.steady_micro_batches
+        half = columns.half_hops_s
+        if cell.two_loads:
+            values = [(columns.forward_s + half, weight), (columns.backward_s + half, weight), (columns.tail_s, 1.0)]
+        else:
+            values = [(columns.load_s, weight), (columns.tail_s, 1.0)]
+        used = [(seconds, w) for seconds, w in values if w > 0]
+        return cls(
+            cell=cell,
+            levels=tuple(_Level.of(cell, stage) for stage in range(cell.num_stages)),
+            cost=columns.load_s,
+            values=tuple(seconds for seconds, _ in used),
+            weights=tuple(w for _, w in used),
+        )
+
+    def least(self) -> CellOptimum | None:
+        """Best first over tuples of thresholds, cut by the best plan known."""
+        least_sum_s = self.distance(self.cost, np.add)
+        if not np.isfinite(least_sum_s):
+            return None
+        floors = [self.distance(value, np.maximum) for value in self.values]
+        best = self._under(tuple(np.inf for _ in floors))
+        assert best is not None
+        for thresholds in (tuple(floors), *((*floors[:d], np.inf, *floors[d + 1 :]) for d in range(len(floors)))):
+            found = self._under(thresholds)
+            if found is not None and found.objective_s < best.objective_s:
+                best = found
+        base_s = least_sum_s + sum(w * f for w, f in zip(self.weights, floors, strict=True))
+        candidates = []
+        for value, weight, floor_ in zip(self.values, self.weights, floors, strict=True):
+            most = floor_ + (best.objective_s - base_s) / weight
+            inside = value[(value >= floor_ * (1 - EXACT)) & (value <= most * (1 + EXACT))]
+            candidates.append(_distinct(inside))
+        return self._walk(candidates, least_sum_s, best)
+
+    def _walk(self, candidates: list[FloatArray], least_sum_s: float, best: CellOptimum) -> CellOptimum:
+        """Tries the product of the candidates wherever it may still beat `best`."""
+        # the shortest path under one tuple bounds that under each smaller one
+        for head in candidates[0] if np.prod([len(c) for c in candidates]) > _MOST_THRESHOLDS else [None]:
+            listed = candidates if head is None else [np.array([head]), *candidates[1:]]
+            grid = np.stack([axis.ravel() for axis in np.meshgrid(*listed, indexing="ij")], axis=1)
+            bounds = least_sum_s + grid @ np.array(self.weights)
+            order = np.argsort(bounds, kind="stable")
+            position = 0
+            while position < len(order) and bounds[order[position]] < best.objective_s * (1 - EXACT):
+                tuples = grid[order[position : position + _CHUNK]]
+                sums = self._sums(tuples)
+                totals = sums + tuples @ np.array(self.weights)
+                winner = int(np.argmin(totals))
+                if totals[winner] < best.objective_s * (1 - EXACT):
+                    found = self._under(tuple(tuples[winner]))
+                    if found is not None and found.objective_s < best.objective_s:
+                        best = found
+                finite = np.isfinite(sums)
+                bounds = self._raise(bounds, grid, tuples[finite], sums[finite], tuples[~finite])
+                rest = order[position + _CHUNK :]
+                order, position = rest[np.argsort(bounds[rest], kind="stable")], 0
+        return best
+
+    def _raise(
+        self, bounds: FloatArray, grid: FloatArray, tuples: FloatArray, sums: FloatArray, impossible: FloatArray
+    ) -> FloatArray:
+        """Better bounds from what was just solved: a smaller tuple allows no smaller sum."""
+        raised = bounds.copy()
+        reach = grid @ np.array(self.weights)
+        if len(impossible):
+            top = impossible[np.argmax(impossible.sum(axis=1))]
+            raised[(grid <= top).all(axis=1)] = np.inf
+        if len(tuples):
+            top, least = tuples[np.argmax(sums)], sums.max()
+            smaller = (grid <= top).all(axis=1)
+            raised[smaller] = np.maximum(raised[smaller], least + reach[smaller])
+        return raised
+
+    def distance(self, amount: FloatArray, combine: np.ufunc) -> float:
+        """The least sum, or the least maximum, of `amount` over all paths; infinite where there is none."""
+        done = np.full(self.cell.num_blocks + 1, np.inf)
+        done[0] = 0.0
+        for level in self.levels:
+            after = np.full_like(done, np.inf)
+            if len(level.numbers):
+                after[level.ends] = np.minimum.reduceat(combine(done[level.first], amount[level.numbers]), level.starts)
+            done = after
+        return float(done[self.cell.num_blocks])
+
+    def _sums(self, tuples: FloatArray) -> FloatArray:
+        """(B,) least Σ cost under each of B tuples of thresholds."""
+        done = np.full((len(tuples), self.cell.num_blocks + 1), np.inf)
+        done[:, 0] = 0.0
+        for level in self.levels:
+            after = np.full_like(done, np.inf)
+            if len(level.numbers):
+                reached = done[:, level.first] + self.cost[level.numbers]
+                for value, threshold in zip(self.values, tuples.T, strict=True):
+                    reached[value[level.numbers] > (threshold * (1 + EXACT))[:, None]] = np.inf
+                after[:, level.ends] = np.minimum.reduceat(reached, level.starts, axis=1)
+            done = after
+        return np.asarray(done[:, self.cell.num_blocks])
+
+    def _under(self, thresholds: tuple[float, ...]) -> CellOptimum | None:
+        """The shortest path under one tuple of thresholds, with its true J."""
+        cost = self.cost
+        for value, threshold in zip(self.values, thresholds, strict=True):
+            if np.isfinite(threshold):
+                cost = np.where(value <= threshold * (1 + EXACT), cost, np.inf)
+        done = [np.full(self.cell.num_blocks + 1, np.inf)]
+        done[0][0] = 0.0
+        for level in self.levels:
+            after = np.full_like(done[0], np.inf)
+            if len(level.numbers):
+                after[level.ends] = np.minimum.reduceat(done[-1][level.first] + cost[level.numbers], level.starts)
+            done.append(after)
+        node = self.cell.num_blocks
+        if not np.isfinite(done[-1][node]):
+            return None
+        picks = []
+        for level, before in zip(reversed(self.levels), reversed(done[:-1]), strict=True):
+            place = int(np.searchsorted(level.ends, node))
+            until = level.starts[place + 1] if place + 1 < len(level.starts) else len(level.numbers)
+            inside = slice(level.starts[place], until)
+            nearest = int(np.argmin(before[level.first[inside]] + cost[level.numbers[inside]]))
+            picks.append(int(level.numbers[inside][nearest]))
+            node = int(level.first[inside][nearest])
+        chosen = np.array(picks[::-1], dtype=np.intp)
+        total = float(self.cost[chosen].sum())
+        total += sum(w * float(value[chosen].max()) for w, value in zip(self.weights, self.values, strict=True))
+        return CellOptimum(objective_s=total, picks=chosen)
+
+
+def _distinct(values: FloatArray) -> FloatArray:
+    """The distinct values, ascending; of those within rounding of one another the largest."""
+    ordered = np.unique(values)
+    if len(ordered) < 2:
+        return ordered
+    return ordered[np.append(ordered[1:] > ordered[:-1] * (1 + EXACT), True)]
+
+
+# --- v > 1: the recompute of each device --------------------------------------------------------------------------------
+
+
+def _chunks(cell: CellProblem) -> CellOptimum | None:
+    """Equal chunks: for each device the combinations worth having, then the best threshold on the tail."""
+    choices = [_device_choices(cell, device) for device in range(cell.layout.pp)]
+    if any(not len(load) for load, _, _ in choices):
+        return None
+    tails = _distinct(np.concatenate([tail for _, tail, _ in choices]))
+    share, best, chosen = 1 / cell.layout.vpp, np.inf, None
+    for threshold in tails:
+        rows = []
+        for _, tail, _ in choices:
+            # sorted by load, and undominated, so the first that is allowed has the least load
+            allowed = np.flatnonzero(tail <= threshold * (1 + EXACT))
+            if not len(allowed):
+                break
+            rows.append(int(allowed[0]))
+        if len(rows) < len(choices):
+            continue
+        loads = np.array([load[row] for (load, _, _), row in zip(choices, rows, strict=True)])
+        longest = max(tail[row] for (_, tail, _), row in zip(choices, rows, strict=True))
+        objective = float(cell.steady_micro_batches * loads.max() + share * loads.sum() + longest)
+        if objective < best:
+            best = objective
+            chosen = np.stack([picks[row] for (_, _, picks), row in zip(choices, rows, strict=True)])
+    if chosen is None:
+        return None
+    return CellOptimum(objective_s=best, picks=chosen.T.ravel())
+
+
+def _device_choices(cell: CellProblem, device: int) -> tuple[FloatArray, FloatArray, IntArray]:
+    """(load (C,), tail (C,), picks (C, v)) of the combinations of a device's columns that fit and that none beats, by load."""
+    columns, vectors = cell.columns, np.array(cell.in_flight[device], dtype=np.float64)
+    limit = cell.memory_limit_bytes
+    parts = []
+    for chunk in range(cell.layout.vpp):
+        where = cell.stage_slices[chunk * cell.layout.pp + device]
+        numbers = np.arange(where.start, where.stop)
+        used = columns.state_bytes[numbers] + vectors[:, chunk, None] * columns.activation_bytes[numbers]
+        parts.append((numbers, columns.load_s[numbers], columns.tail_s[numbers], used))
+    if any(not len(numbers) for numbers, *_ in parts):
+        empty = np.empty(0)
+        return empty, empty, np.empty((0, cell.layout.vpp), dtype=np.intp)
+    still = np.array([used.min(axis=1) for *_, used in parts])[::-1].cumsum(axis=0)[::-1]
+    load, tail, picks = np.zeros(1), np.zeros(1), np.empty((1, 0), dtype=np.intp)
+    used = np.zeros((len(vectors), 1))
+    for chunk, (numbers, loads, tails, extra) in enumerate(parts):
+        rows, added = (
+            axis.ravel() for axis in np.meshgrid(np.arange(len(load)), np.arange(len(numbers)), indexing="ij")
+        )
+        load, tail = load[rows] + loads[added], tail[rows] + tails[added]
+        used = used[:, rows] + extra[:, added]
+        picks = np.column_stack((picks[rows], numbers[added]))
+        later = still[chunk + 1] if chunk + 1 < len(parts) else np.zeros(len(vectors))
+        fit = (used + later[:, None] <= limit).all(axis=0)
+        load, tail, used, picks = load[fit], tail[fit], used[:, fit], picks[fit]
+        values = [load, tail, *used] if chunk + 1 < len(parts) else [load, tail]
+        kept = undominated([], values)
+        load, tail, used, picks = load[kept], tail[kept], used[:, kept], picks[kept]
+    order = np.argsort(load, kind="stable")
+    return load[order], tail[order], picks[order]
+
+
+# --- the bound R --------------------------------------------------------------------------------------------------------
+
+
+def least_lower_bound_s(cell: CellProblem, cutoff_s: float) -> float:
+    """The least R over the plans of the cell (v = 1), or `cutoff_s` where every R is at least that."""
+    assert cell.layout.vpp == 1
+    columns, num_micro = cell.columns, cell.num_micro_batches
+    stage_s = columns.forward_s + columns.backward_s
+    # node (blocks done before the stage) -> pairs (V1, V2) that none beats; behind the last block nothing is left
+    after: dict[int, list[tuple[float, float]]] = {cell.num_blocks: [(0.0, 0.0)]}
+    best = cutoff_s
+    for stage in reversed(range(cell.num_stages)):
+        where = cell.stage_slices[stage]
+        here: dict[int, list[tuple[float, float]]] = {}
+        for first, last, t, f, tail in zip(
+            columns.first[where].tolist(),
+            columns.last[where].tolist(),
+            stage_s[where].tolist(),
+            columns.forward_s[where].tolist(),
+            columns.tail_s[where].tolist(),
+            strict=True,
+        ):
+            work = num_micro * t
+            if work >= best:
+                continue
+            for one, two in after.get(last + 1, ()):
+                pair = max(work, t + one), max(work + tail, f + two)
+                if stage == 0:
+                    best = min(best, max(pair[0] + tail, pair[1]))
+                elif max(pair) < best:
+                    here.setdefault(first, []).append(pair)
+        after = {node: _frontier(pairs) for node, pairs in here.items()}
+    return best
+
+
+def _frontier(pairs: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The pairs that no other beats in both."""
+    kept: list[tuple[float, float]] = []
+    for pair in sorted(pairs):
+        if not kept or pair[1] < kept[-1][1]:
+            kept.append(pair)
+    return kept
+
+
+def least_memory_bytes(cell: CellProblem) -> float:
+    """The least that the fullest device must hold under any plan of the cell (v = 1), whatever the limit; infinite: no plan."""
+    assert cell.layout.vpp == 1
+    columns = cell.columns
+    most = np.array([max(vector[0] for vector in vectors) for vectors in cell.in_flight], dtype=np.float64)
+    used = columns.state_bytes + most[columns.stage] * columns.activation_bytes
+    return _Path.of(cell).distance(used, np.maximum)

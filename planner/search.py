@@ -1,0 +1,357 @@
+"""Finds the plan, and proves how good it is: cells in the order of their bounds, an incumbent, the ILP, the certificate.
+
+1. Closed bounds of all cells come in one array call. Cells are opened in the order of their bounds on J, until the bound
+   reaches (1+δ)J*; an exact combinatorial search of each opened cell gives the incumbent. Of cells that differ in options only
+   (a "family"), one is left closed where its bound is no better than a sibling's best J.
+2. The ILP decides, on every run: once over the cells that may hold J*, then once for each family whose best J ≤ (1+δ)J*, 20 at
+   most. Where ILP and search differ, one of them is wrong: InternalError. Every solution is checked in plain arithmetic.
+3. Those plans are simulated, and the one of least simulated time S is the choice.
+4. min R over all cells bounds every S: closed R, and the exact least R where the closed one stands below 0.92 S (v = 1).
+"""
+
+import heapq
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from cost_models.records import CertificateStatus, Layout
+from cost_models.schedules import FloatArray, IntArray, simulate
+from planner.errors import InfeasibleError, InternalError, TimeLimitError
+from planner.exhaustive import flaw
+from planner.formulation.choice import formulate
+from planner.incumbent import CellOptimum, least_lower_bound_s, least_objective
+from planner.solver import Infeasible, Optimal, SolverName, TimedOut, available_solvers, solve
+from planner.stages import CellProblem
+
+DELTA = 0.12
+"""Largest |S - J| / J that the tests see for plans that the search may choose."""
+MOST_SIMULATED = 20
+"""Families, one plan each, that are solved and simulated."""
+AGREEMENT = 1e-6
+"""Relative difference of J beyond which search and ILP disagree."""
+_REFINE_BELOW = 0.92
+"""Closed bounds on R below this share of S are worth their exact value."""
+_SLACKS = (1.02, 1.15, 1.6, 3.0)
+"""Multiples of its bound below which a cell's best plan is looked for first: few columns, and usually enough."""
+
+
+class PricedSpace(Protocol):
+    """All cells with their closed bounds, and the columns of one of them."""
+
+    @property
+    def objective_bounds_s(self) -> FloatArray:
+        """(n,) no plan of the cell has a smaller J."""
+        ...
+
+    @property
+    def simulated_bounds_s(self) -> FloatArray:
+        """(n,) no plan of the cell has a smaller R."""
+        ...
+
+    @property
+    def families(self) -> IntArray:
+        """(n,) cells with the same number differ in options only."""
+        ...
+
+    def cell(self, index: int, below_s: float) -> CellProblem:
+        """The cell with, at least, every column of a plan with J ≤ `below_s`."""
+        ...
+
+    def cell_for_bound(self, index: int, below_s: float) -> CellProblem:
+        """The cell with, at least, every column of a plan with R ≤ `below_s`."""
+        ...
+
+    def layout(self, index: int) -> Layout:
+        """Degrees and options of the cell."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Candidate:
+    """One plan."""
+
+    cell: CellProblem
+    picks: IntArray
+    """(S,) the columns chosen."""
+    objective_s: float
+    """J."""
+    simulated_s: float
+    """S."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellVerdict:
+    """What became of one cell."""
+
+    index: int
+    bound_s: float
+    simulated_bound_s: float
+    objective_s: float | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Choice:
+    """The plan, the others that were close, and the proof."""
+
+    chosen: Candidate
+    """Least S."""
+    near: tuple[Candidate, ...]
+    """The plans simulated, by S; the first is the choice unless today's layout is."""
+    status: CertificateStatus
+    objective_s: float
+    """J*."""
+    bound_s: float
+    """No plan of the space has a smaller J."""
+    gap_objective: float
+    """1 - bound / J*."""
+    least_bound_s: float
+    """min R: no plan of the space has a smaller S."""
+    least_bound_cell: int
+    """The cell that sets it."""
+    gap_simulated: float
+    """1 - min R / S."""
+    cells: tuple[CellVerdict, ...]
+    cells_opened: int
+    seconds: float
+    solver: str
+
+    @property
+    def simulated_s(self) -> float:
+        """S of the plan chosen."""
+        return self.chosen.simulated_s
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Search:
+    """What is known so far."""
+
+    space: PricedSpace
+    delta: float
+    deadline: float
+    solver: SolverName
+    opened: dict[int, CellProblem] = field(default_factory=dict)
+    optima: dict[int, CellOptimum] = field(default_factory=dict)
+    looked_below: dict[int, float] = field(default_factory=dict)
+    best_of_family: dict[int, float] = field(default_factory=dict)
+    incumbent_s: float = np.inf
+    unopened_bound_s: float = np.inf
+    """Least bound of the cells that the time limit left closed."""
+
+    def left_s(self) -> float:
+        return self.deadline - time.monotonic()
+
+    def open_cells(self) -> None:
+        """Opens cells in the order of their bounds until none can be within δ of the incumbent."""
+        bounds, families = self.space.objective_bounds_s, self.space.families
+        for index in np.argsort(bounds, kind="stable").tolist():
+            limit_s = min((1 + self.delta) * self.incumbent_s, self.best_of_family.get(int(families[index]), np.inf))
+            if bounds[index] > (1 + self.delta) * self.incumbent_s:
+                break
+            if bounds[index] >= limit_s:
+                continue
+            if self.left_s() <= 0:
+                self.unopened_bound_s = min(self.unopened_bound_s, float(bounds[index]))
+                break
+            self.look(index, limit_s)
+
+    def look(self, index: int, limit_s: float) -> CellOptimum | None:
+        """The best plan of a cell if its J is at most `limit_s`, with few columns first."""
+        bound_s = float(self.space.objective_bounds_s[index])
+        for slack in (*_SLACKS, np.inf):
+            below_s = min(limit_s, bound_s * slack)
+            cell = self.space.cell(index, below_s)
+            found = least_objective(cell)
+            if found is not None and found.objective_s <= below_s * (1 + AGREEMENT / 10):
+                self._keep(index, cell, found)
+                return found
+            if below_s >= limit_s:
+                break
+        self.looked_below[index] = limit_s
+        return None
+
+    def _keep(self, index: int, cell: CellProblem, found: CellOptimum) -> None:
+        family, bound_s = int(self.space.families[index]), float(self.space.objective_bounds_s[index])
+        if found.objective_s < bound_s * (1 - AGREEMENT):
+            raise InternalError(
+                f"cell {index} ({cell.layout}) has a plan with J = {found.objective_s!r} s below its bound {bound_s!r} s"
+            )
+        self.opened[index], self.optima[index] = cell, found
+        self.best_of_family[family] = min(self.best_of_family.get(family, np.inf), found.objective_s)
+        self.incumbent_s = min(self.incumbent_s, found.objective_s)
+
+    def decide(self, indices: Sequence[int], objective_s: float) -> tuple[Candidate, float | None]:
+        """The ILP over some opened cells, whose best plan has J = `objective_s`: its plan, and the bound that it proves.
+
+        A bound of None says that the time ended before the solver could give one.
+        """
+        below_s = objective_s * (1 + AGREEMENT)
+        start = min(indices, key=lambda index: self.optima[index].objective_s)
+        cells, picks = {}, np.empty(0, dtype=np.intp)
+        for index in indices:
+            if self.opened[index].bound_s <= below_s:
+                cells[index], kept = self.opened[index].narrowed(below_s)
+                if index == start:
+                    picks = np.searchsorted(kept, self.optima[index].picks)
+        problem = formulate(list(cells.values()), unit_s=objective_s)
+        outcome = solve(
+            problem.program,
+            start=problem.point(cells[start], picks),
+            time_limit_s=self.left_s() if np.isfinite(self.deadline) else None,
+            solver=self.solver,
+        )
+        if isinstance(outcome, TimedOut):
+            return _candidate(cells[start], picks, objective_s), None
+        if isinstance(outcome, Infeasible):
+            rows = ", ".join(f"{name} by {amount:.3g}" for name, amount in outcome.conflict)
+            raise InternalError(
+                f"the search has a plan with J = {objective_s!r} s where the ILP has none; in its way: {rows}"
+            )
+        cell, picks = problem.read(outcome.values)
+        found_s = cell.objective_s(picks)
+        if isinstance(outcome, Optimal) and abs(found_s - objective_s) > AGREEMENT * objective_s:
+            raise InternalError(
+                f"J of the ILP is {found_s!r} s and J of the search {objective_s!r} s: one of them is wrong"
+            )
+        bound_s = None if outcome.bound is None else outcome.bound * objective_s
+        return _candidate(cell, picks, found_s), found_s if isinstance(outcome, Optimal) else bound_s
+
+    def decide_all(self) -> tuple[Candidate, float]:
+        """The plan of least J over all opened cells, and what is proved of J*."""
+        best, proved_s = self.decide(sorted(self.opened), self.incumbent_s)
+        if proved_s is None:
+            proved_s = min(cell.bound_s for cell in self.opened.values())
+        return best, min(proved_s, self.unopened_bound_s, best.objective_s)
+
+    def near_families(self, objective_s: float) -> list[list[int]]:
+        """The opened cells of each family whose best J is within δ, the best family first."""
+        members: dict[int, list[int]] = {}
+        for index in self.opened:
+            members.setdefault(int(self.space.families[index]), []).append(index)
+        near = [m for family, m in members.items() if self.best_of_family[family] <= (1 + self.delta) * objective_s]
+        near.sort(key=lambda m: min(self.optima[index].objective_s for index in m))
+        return near[:MOST_SIMULATED]
+
+    def least_bound(self, simulated_s: float) -> tuple[float, int]:
+        """min R over all cells, or a bound below it, and the cell that sets it; never above `simulated_s`."""
+        bounds = self.space.simulated_bounds_s
+        heap = [(float(bounds[index]), index, False) for index in range(len(bounds))]
+        heapq.heapify(heap)
+        while True:
+            bound_s, index, exact = heap[0]
+            worth = bound_s < _REFINE_BELOW * simulated_s and self.space.layout(index).vpp == 1 and self.left_s() > 0
+            if exact or not worth:
+                return min(bound_s, simulated_s), index
+            cell = self.space.cell_for_bound(index, simulated_s)
+            heapq.heapreplace(heap, (max(bound_s, least_lower_bound_s(cell, simulated_s)), index, True))
+
+
+def _candidate(cell: CellProblem, picks: IntArray, objective_s: float) -> Candidate:
+    """A plan that passed the check in plain arithmetic, simulated."""
+    wrong = flaw(cell, picks.tolist(), objective_s)
+    if wrong:
+        raise InternalError(f"a solution of cell {cell.index} ({cell.layout}) is not a plan: {wrong}")
+    played_s, least_s = simulated_s(cell, picks), cell.lower_bound_s(picks)
+    if played_s < least_s * (1 - AGREEMENT):
+        raise InternalError(
+            f"a plan of cell {cell.index} ({cell.layout}) has S = {played_s!r} s below its R = {least_s!r} s"
+        )
+    return Candidate(cell=cell, picks=picks, objective_s=objective_s, simulated_s=played_s)
+
+
+def simulated_s(cell: CellProblem, picks: IntArray) -> float:
+    """S of a plan."""
+    times = cell.times(picks)
+    if cell.layout.pp == 1 and cell.layout.vpp == 1:
+        # one device works through its micro-batches
+        whole_s = cell.num_micro_batches * (times.forward_s[0] + times.backward_s[0])
+        return float(whole_s + times.tail_s[0])
+    return simulate(cell.pipeline, times).step_s
+
+
+def search(
+    space: PricedSpace,
+    *,
+    delta: float = DELTA,
+    time_limit_s: float | None = None,
+    solver: SolverName | None = None,
+    always: Sequence[Candidate] = (),
+) -> Choice:
+    """The plan of least S among those within δ of J*, and `always`, with its certificate.
+
+    InfeasibleError where no plan of the space fits; TimeLimitError where `time_limit_s` ended before the first plan.
+    """
+    begun = time.monotonic()
+    state = _Search(
+        space=space,
+        delta=delta,
+        deadline=np.inf if time_limit_s is None else begun + time_limit_s,
+        solver=solver or available_solvers()[0],
+    )
+    state.open_cells()
+    if not state.opened:
+        if state.left_s() <= 0:
+            raise TimeLimitError(f"the time limit of {time_limit_s:g} s ended before the first plan was known")
+        raise InfeasibleError("no plan of the space fits into the devices' memory")
+    best, bound_s = state.decide_all()
+    near = [
+        state.decide(family, min(state.optima[i].objective_s for i in family))[0]
+        for family in state.near_families(best.objective_s)
+    ]
+    near.sort(key=lambda candidate: (candidate.simulated_s, candidate.objective_s, candidate.cell.index))
+    chosen = min([*near, *always], key=lambda candidate: candidate.simulated_s)
+    least_s, least_cell = state.least_bound(chosen.simulated_s)
+    gap = max(0.0, 1 - bound_s / best.objective_s)
+    proved = gap <= AGREEMENT
+    return Choice(
+        chosen=chosen,
+        near=tuple(near),
+        status=CertificateStatus.OPTIMAL if proved else CertificateStatus.FEASIBLE,
+        objective_s=best.objective_s,
+        bound_s=bound_s,
+        gap_objective=gap,
+        least_bound_s=least_s,
+        least_bound_cell=least_cell,
+        gap_simulated=max(0.0, 1 - least_s / chosen.simulated_s),
+        cells=_verdicts(state, chosen, best.objective_s),
+        cells_opened=len(state.opened) + len(state.looked_below),
+        seconds=time.monotonic() - begun,
+        solver=state.solver.value,
+    )
+
+
+def _verdicts(state: _Search, chosen: Candidate, objective_s: float) -> tuple[CellVerdict, ...]:
+    bounds, simulated = state.space.objective_bounds_s.tolist(), state.space.simulated_bounds_s.tolist()
+    return tuple(
+        CellVerdict(
+            index=index,
+            bound_s=bounds[index],
+            simulated_bound_s=simulated[index],
+            objective_s=state.optima[index].objective_s if index in state.optima else None,
+            reason=_reason(state, index, chosen, objective_s),
+        )
+        for index in range(len(bounds))
+    )
+
+
+def _reason(state: _Search, index: int, chosen: Candidate, objective_s: float) -> str:
+    if index == chosen.cell.index:
+        return "chosen"
+    if index in state.optima:
+        over = state.optima[index].objective_s / objective_s - 1
+        within = (
+            "within δ, solved and simulated, or another option of its cell was" if over <= state.delta else "slower"
+        )
+        return f"best J is {over:.1%} above J*: {within}"
+    if index in state.looked_below:
+        limit_s = state.looked_below[index]
+        return "no plan fits" if np.isinf(limit_s) else f"no plan that fits has J ≤ {limit_s:.6g} s"
+    bound_s = float(state.space.objective_bounds_s[index])
+    if bound_s > (1 + state.delta) * objective_s:
+        return f"bound is {bound_s / objective_s - 1:.1%} above J*"
+    if np.isfinite(state.unopened_bound_s) and bound_s >= state.unopened_bound_s:
+        return "not opened: the time ended"
+    return "bound is no better than the best J of another option of the cell"

@@ -1,0 +1,172 @@
+"""Small random cells with made-up prices: chains of unlike blocks, tight memory, every schedule of the spine."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from cost_models.records import Layout, Schedule
+from cost_models.schedules import Pipeline, max_in_flight
+from planner.stages import CellProblem, StageColumns, fits_alone, heaviest_s
+
+
+def random_cell(seed: int, index: int = 0) -> CellProblem:
+    """A cell of at most some thousand plans. Prices are additive over blocks, plus a cost of each stage and of each hop."""
+    draw = random.Random(seed)
+    schedule = draw.choice([Schedule.ONE_F_ONE_B, Schedule.ONE_F_ONE_B, Schedule.GPIPE, Schedule.INTERLEAVED])
+    pp = draw.randint(1, 4) if schedule is Schedule.ONE_F_ONE_B else draw.randint(2, 4)
+    vpp = 2 if schedule is Schedule.INTERLEAVED else 1
+    if schedule is Schedule.INTERLEAVED:
+        pp, per_chunk = draw.choice([(2, 1), (2, 2), (3, 1)])
+        num_layers = pp * vpp * per_chunk
+    else:
+        num_layers = draw.randint(max(1, pp - 2), 6)
+    num_micro = pp * draw.randint(1, 4) if vpp > 1 else draw.randint(pp, 12)
+    layout = Layout(pp=pp, vpp=vpp, schedule=schedule)
+    pipeline = Pipeline(schedule=schedule, num_devices=pp, num_virtual_per_device=vpp, num_micro_batches=num_micro)
+    in_flight = max_in_flight(pipeline)
+    columns = _columns(draw, layout, num_layers)
+    return CellProblem(
+        index=index,
+        layout=layout,
+        num_micro_batches=num_micro,
+        num_blocks=num_layers + 2,
+        columns=columns,
+        in_flight=in_flight,
+        memory_limit_bytes=_limit(draw, columns, in_flight),
+        bound_s=0.0,
+    )
+
+
+def _limit(draw: random.Random, columns: StageColumns, in_flight: tuple) -> float:
+    most = max(sum(vector) for vectors in in_flight for vector in vectors)
+    largest = float((columns.state_bytes + most * columns.activation_bytes).max())
+    return largest * draw.choice([0.4, 0.7, 1.0, 1.5, 3.0])
+
+
+def _columns(draw: random.Random, layout: Layout, num_layers: int) -> StageColumns:
+    num_blocks, num_stages = num_layers + 2, layout.num_virtual_stages
+    alike = draw.random() < 0.4
+    forward = [draw.uniform(0.2, 2.0) for _ in range(num_blocks)]
+    backward = [f * draw.uniform(0.8, 2.5) for f in forward]
+    activation = [draw.uniform(1, 10) for _ in range(num_blocks)]
+    state = [draw.uniform(5, 60) for _ in range(num_blocks)]
+    if alike:
+        for values in (forward, backward, activation, state):
+            values[1:-1] = [values[1]] * num_layers
+    again, saved = draw.uniform(0.2, 1.2), draw.uniform(0.3, 0.95)
+    fixed_s, hop_s, constant_s = draw.choice([0.0, 0.3]), draw.choice([0.0, 0.2]), draw.choice([0.0, 2.0])
+    rows = []
+    for stage in range(num_stages):
+        for first, last in _spans(layout, stage, num_layers):
+            layers = [block for block in range(first, last + 1) if 1 <= block <= num_layers]
+            for num_again in range(len(layers) + 1):
+                blocks = range(first, last + 1)
+                # layers under recompute are the first ones of the stage
+                redone = layers[:num_again]
+                rows.append(
+                    (
+                        stage,
+                        first,
+                        last,
+                        (len(layers) - num_again, num_again),
+                        sum(forward[b] for b in blocks) + fixed_s,
+                        sum(backward[b] for b in blocks) + sum(again * forward[b] for b in redone),
+                        hop_s if stage else 0.0,
+                        hop_s if stage < num_stages - 1 else 0.0,
+                        constant_s + 0.02 * sum(state[b] for b in blocks),
+                        sum(state[b] for b in blocks),
+                        sum(activation[b] for b in blocks) - sum(saved * activation[b] for b in redone),
+                    )
+                )
+    names = ("stage", "first", "last", "recompute_counts", "forward_s", "backward_s", "hop_in_s", "hop_out_s", "tail_s")
+    arrays = dict(zip((*names, "state_bytes", "activation_bytes"), map(np.array, zip(*rows, strict=True)), strict=True))
+    return StageColumns(**arrays)
+
+
+def _spans(layout: Layout, stage: int, num_layers: int) -> list[tuple[int, int]]:
+    """(first, last) of each span of blocks that the virtual stage may hold."""
+    num_blocks, num_stages = num_layers + 2, layout.num_virtual_stages
+    if layout.vpp > 1:
+        per = num_layers // num_stages
+        first = 0 if stage == 0 else 1 + stage * per
+        last = num_blocks - 1 if stage == num_stages - 1 else (stage + 1) * per
+        return [(first, last)]
+    starts = [0] if stage == 0 else range(stage, num_blocks)
+    return [
+        (first, last)
+        for first in starts
+        for last in (
+            [num_blocks - 1] if stage == num_stages - 1 else range(first, num_blocks - (num_stages - 1 - stage))
+        )
+        if last >= first
+    ]
+
+
+def without_misfits(cell: CellProblem) -> CellProblem:
+    """With v = 1 columns that do not fit do not exist."""
+    return replace(cell, columns=cell.columns.take(fits_alone(cell))) if cell.layout.vpp == 1 else cell
+
+
+@dataclass(frozen=True)
+class MadeUpSpace:
+    """A space of given cells. Its bounds are closed formulas on each cell's least sums, made looser at random."""
+
+    cells: Sequence[CellProblem]
+    families: np.ndarray
+    looseness: Sequence[float]
+    objective_bounds_s: np.ndarray = field(init=False)
+    simulated_bounds_s: np.ndarray = field(init=False)
+    least_totals_s: list[float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        totals = [_least_sum(cell, cell.columns.load_s) for cell in self.cells]
+        bare = [_least_sum(cell, cell.columns.forward_s + cell.columns.backward_s) for cell in self.cells]
+        bounds = [
+            loose * ((c.num_micro_batches - 1 / c.layout.vpp) * t / c.layout.pp + t / c.layout.vpp)
+            for c, t, loose in zip(self.cells, totals, self.looseness, strict=True)
+        ]
+        simulated = [c.num_micro_batches * t / c.layout.pp for c, t in zip(self.cells, bare, strict=True)]
+        object.__setattr__(self, "objective_bounds_s", np.array(bounds))
+        object.__setattr__(self, "simulated_bounds_s", np.array(simulated))
+        object.__setattr__(self, "least_totals_s", totals)
+
+    def layout(self, index: int) -> Layout:
+        return self.cells[index].layout
+
+    def cell(self, index: int, below_s: float) -> CellProblem:
+        cell = replace(
+            without_misfits(self.cells[index]),
+            bound_s=float(self.objective_bounds_s[index]),
+            least_total_s=self.least_totals_s[index],
+        )
+        most = heaviest_s(below_s, cell.least_total_s, cell.num_micro_batches, cell.layout.vpp)
+        return replace(cell, columns=cell.columns.take(cell.columns.load_s <= most))
+
+    def cell_for_bound(self, index: int, below_s: float) -> CellProblem:
+        return without_misfits(self.cells[index])
+
+
+def random_space(seed: int, num_cells: int = 3) -> MadeUpSpace:
+    """Some random cells, the last of which is an option of the one before it."""
+    draw = random.Random(seed)
+    cells = [random_cell(draw.randrange(10**9), index) for index in range(num_cells)]
+    return MadeUpSpace(
+        cells=cells,
+        families=np.array([min(index, num_cells - 2) for index in range(num_cells)]),
+        looseness=[draw.uniform(0.3, 1.0) for _ in cells],
+    )
+
+
+def _least_sum(cell: CellProblem, amount: np.ndarray) -> float:
+    """The least sum over all chains of columns, memory aside."""
+    reached = {0: 0.0}
+    for stage in range(cell.num_stages):
+        after: dict[int, float] = {}
+        for number in range(cell.stage_slices[stage].start, cell.stage_slices[stage].stop):
+            first, end = int(cell.columns.first[number]), int(cell.columns.last[number]) + 1
+            if first in reached:
+                after[end] = min(after.get(end, np.inf), reached[first] + float(amount[number]))
+        reached = after
+    return reached[cell.num_blocks]
