@@ -1,0 +1,74 @@
+"""Coefficients by dotted name: the shipped ones, and how the most specific one is found.
+
+A name may carry qualifiers: `overlap.dp` + (`hopper`, `megatron`) finds, in this order, `overlap.dp.hopper.megatron`,
+`overlap.dp.hopper`, `overlap.dp.megatron`, `overlap.dp`. A name without any match is an error that lists what there is.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+
+from cost_models.records import Calibration, Coefficient, RecordError, loads
+
+
+@lru_cache(maxsize=1)
+def shipped() -> Calibration:
+    """The calibration that comes with Meshwright (cost_models/data/calibration.json)."""
+    path = resources.files("cost_models.data").joinpath("calibration.json")
+    return loads(Calibration, path.read_text(encoding="utf-8"), "calibration.json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """One coefficient as a number, and what it rests on."""
+
+    value: float
+    """In the coefficient's unit."""
+    fitted: bool
+    """Fitted on measured rows (calibrated); otherwise read from a table or a publication."""
+
+
+def _names(name: str, qualifiers: tuple[str, ...]) -> Iterator[str]:
+    if len(qualifiers) > 1:
+        yield ".".join((name, *qualifiers))
+    for qualifier in qualifiers:
+        yield f"{name}.{qualifier}"
+    yield name
+
+
+def find(calibration: Calibration, name: str, *qualifiers: str) -> Coefficient | None:
+    """The most specific coefficient of that name, or None."""
+    for full in _names(name, qualifiers):
+        found = calibration.coefficients.get(full)
+        if found is not None:
+            return found
+    return None
+
+
+def rate(calibration: Calibration, name: str, *qualifiers: str) -> Rate:
+    """The most specific coefficient of that name.
+
+    Raises RecordError with the known qualifiers where there is none: an unknown device never costs zero.
+    """
+    found = find(calibration, name, *qualifiers)
+    if found is None:
+        known = sorted(full[len(name) + 1 :] for full in calibration.coefficients if full.startswith(name + "."))
+        wanted = ".".join((name, *qualifiers))
+        listed = ", ".join(known) if known else "none"
+        raise RecordError(
+            f"calibration {calibration.name!r} has no coefficient {wanted}; known under {name}: {listed}; "
+            "give a calibration that has it"
+        )
+    return Rate(value=found.value, fitted=found.rows > 0)
+
+
+def value(calibration: Calibration, name: str, *qualifiers: str) -> float:
+    """The number alone; see `rate`."""
+    return rate(calibration, name, *qualifiers).value
+
+
+def value_or(default: float, calibration: Calibration, name: str, *qualifiers: str) -> float:
+    """The number, or `default` where a term that most runtimes do not have is absent."""
+    found = find(calibration, name, *qualifiers)
+    return default if found is None else found.value

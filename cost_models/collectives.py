@@ -1,0 +1,304 @@
+"""Seconds of a collective on groups of ranks.
+
+A group is (size, stride): ranks start, start + stride, ... in the plan's rank order, innermost axis first. All groups of an
+axis work at once, so a node's network interfaces are shared by all its devices: a group with k members in a fast domain
+moves k shares of one device. Every level of switches above is one more such bound with its own share.
+
+Bytes are those of the whole tensor: the buffer of an all-reduce or a broadcast, the gathered output of an all-gather, the
+unreduced input of a reduce-scatter, what one rank sends in an all-to-all, the message of a p2p.
+
+  ring    all_reduce 2(n-1) steps, 2(n-1)/n of the bytes; all_gather, reduce_scatter half of both
+  tree    all_reduce 2·log2(n) steps, 2 times the bytes (NCCL takes the faster of both, so do we)
+  hierarchical  reduce-scatter in the domain, all-reduce of the shares between domains, all-gather in the domain
+
+Thakur, Rabenseifner, Gropp 2005 (ring and tree costs); gloo's reduce-scatter was measured to take as long as its
+all-reduce (torch 2.13, gloo over shaped links: 524 against 522 ms).
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from cost_models.calibrations import Rate, rate
+from cost_models.compute import Seconds
+from cost_models.records import Calibration, Cluster, Curve, RecordError
+
+FloatArray = NDArray[np.float64]
+E = TypeVar("E", bound=StrEnum)
+
+
+class Collective(StrEnum):
+    """What a group of ranks does together."""
+
+    ALL_REDUCE = "all_reduce"
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    BROADCAST = "broadcast"
+    ALL_TO_ALL = "all_to_all"
+    P2P = "p2p"
+
+
+class Algorithm(StrEnum):
+    """How an all-reduce goes about it."""
+
+    DEFAULT = "default"
+    """The faster of ring and tree."""
+    RING = "ring"
+    TREE = "tree"
+    HIERARCHICAL = "hierarchical"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkCost:
+    """One class of links as it performs."""
+
+    name: str
+    """Class."""
+    bytes_per_s: float
+    """Nominal bandwidth of one device times the efficiency of the class."""
+    step_s: float
+    """Latency of one step of an algorithm."""
+    rest: Rate
+    """The efficiency, and what it rests on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fabric:
+    """A cluster as collectives see it: one device's share of every level."""
+
+    num_gpus: int
+    """Devices of the cluster."""
+    domain_size: int
+    """Devices of a fast domain."""
+    intra: LinkCost
+    """Inside a fast domain."""
+    network: LinkCost
+    """Between domains: one device's share of its node's interfaces."""
+    levels: tuple[tuple[int, float], ...]
+    """(devices below one switch, bytes/s of one device through its uplinks), nearest first."""
+    backend: str
+    """nccl or gloo."""
+    launch_s: float
+    """Constant of one collective."""
+    curves: dict[str, Curve]
+    """Measured, `collective/ranks/link class`."""
+
+
+def backend_of(cluster: Cluster) -> str:
+    """gloo where the ranks are CPU processes, else nccl (RCCL counts as nccl)."""
+    return "gloo" if cluster.pools[0].kind.device.family == "cpu" else "nccl"
+
+
+def fabric(cluster: Cluster, calibration: Calibration) -> Fabric:
+    """What collectives need of a cluster. One kind of node only: RecordError by name otherwise."""
+    if len(cluster.pools) > 1:
+        kinds = ", ".join(pool.kind.name for pool in cluster.pools)
+        raise RecordError(f"cluster {cluster.name!r} mixes {kinds}: pricing several kinds of nodes is not built yet")
+    kind = cluster.pools[0].kind
+    backend = backend_of(cluster)
+    # the slowest member sets the pace of a ring, so one bad node slows every group that may meet it
+    intra_factor = min((item.intra_factor for item in cluster.exceptions), default=1.0)
+    nic_factor = min((item.nic_factor for item in cluster.exceptions), default=1.0)
+    intra_rate = rate(calibration, "link.efficiency", kind.intra.name, "intra")
+    network_rate = rate(calibration, "link.efficiency", kind.nic.name, "network")
+    share = kind.node_bandwidth_bytes_per_s / kind.gpus_per_node * network_rate.value * nic_factor
+    levels, unit, through = [], kind.gpus_per_node, share
+    for level in cluster.fabric:
+        unit *= level.radix
+        through /= level.oversubscription
+        levels.append((unit, through))
+    return Fabric(
+        num_gpus=cluster.num_gpus,
+        domain_size=kind.domain_size,
+        intra=LinkCost(
+            name=kind.intra.name,
+            bytes_per_s=kind.intra.bandwidth_bytes_per_s * intra_rate.value * intra_factor,
+            step_s=rate(calibration, "link.latency_s", kind.intra.name, "intra").value,
+            rest=intra_rate,
+        ),
+        network=LinkCost(
+            name=kind.nic.name,
+            bytes_per_s=share,
+            step_s=rate(calibration, "link.latency_s", kind.nic.name, "network").value,
+            rest=network_rate,
+        ),
+        levels=tuple(levels),
+        backend=backend,
+        launch_s=rate(calibration, "collective.launch_s", backend).value,
+        curves=dict(calibration.curves),
+    )
+
+
+def members(unit: int, size: FloatArray, stride: FloatArray) -> FloatArray:
+    """Members of a group inside one aligned unit of `unit` ranks (the fewest of any group; all = it stays inside)."""
+    span = size * stride
+    aligned = (span <= unit) & (np.mod(unit, span) == 0)
+    inside = np.clip(unit // stride, 1, size)
+    straddling = (span <= unit) & ~aligned
+    return np.where(aligned, size, np.where(straddling, np.maximum(size - 1, 1), inside))
+
+
+def crosses(unit: int, num_gpus: int, size: FloatArray, stride: FloatArray) -> NDArray[np.bool_]:
+    """Does a group of the axis leave a unit of `unit` ranks? Never, where the cluster is no larger."""
+    return (members(unit, size, stride) < size) & (num_gpus > unit) & (size > 1)
+
+
+def link_classes(fabric: Fabric, size: ArrayLike, stride: ArrayLike) -> NDArray[np.str_]:
+    """The class of the slowest link of each group."""
+    size, stride = (np.asarray(value, dtype=float) for value in (size, stride))
+    outside = crosses(fabric.domain_size, fabric.num_gpus, size, stride)
+    return np.where(outside, fabric.network.name, fabric.intra.name)
+
+
+def group_bytes_per_s(fabric: Fabric, size: FloatArray, stride: FloatArray, *, together: bool = True) -> FloatArray:
+    """Bandwidth that one ring of the group finds: the least over the levels that it crosses.
+
+    together = the members of a domain share one way out (a ring); otherwise each sends for itself (all-to-all, p2p).
+    """
+    inside = members(fabric.domain_size, size, stride)
+    outside = crosses(fabric.domain_size, fabric.num_gpus, size, stride)
+    shares = inside if together else 1.0
+    bound = np.where(outside, shares * fabric.network.bytes_per_s, fabric.intra.bytes_per_s)
+    bound = np.where(outside & (inside > 1), np.minimum(bound, fabric.intra.bytes_per_s), bound)
+    for unit, through in fabric.levels:
+        here = members(unit, size, stride) if together else 1.0
+        bound = np.where(crosses(unit, fabric.num_gpus, size, stride), np.minimum(bound, here * through), bound)
+    return np.asarray(bound, dtype=float)
+
+
+def collective_s(
+    fabric: Fabric,
+    name: str,
+    num_bytes: ArrayLike,
+    size: ArrayLike,
+    stride: ArrayLike,
+    algorithm: str = Algorithm.DEFAULT,
+) -> Seconds:
+    """Seconds of one collective on each of an axis's groups; arrays broadcast. A group of one costs 0.
+
+    A measured curve for (collective, ranks, link class) beats the closed form. RecordError lists the known names.
+    """
+    kind, how = _known(Collective, name, "collective"), _known(Algorithm, algorithm, "algorithm")
+    num_bytes, size, stride = np.broadcast_arrays(
+        *(np.asarray(value, dtype=float) for value in (num_bytes, size, stride))
+    )
+    outside = crosses(fabric.domain_size, fabric.num_gpus, size, stride)
+    closed = _closed_s(fabric, kind, how, num_bytes, size, stride)
+    active = (size > 1) & (num_bytes > 0)
+    near = Seconds.resting_on(fabric.intra.rest, np.where(active & ~outside, closed, 0.0))
+    far = Seconds.resting_on(fabric.network.rest, np.where(active & outside, closed, 0.0))
+    seconds = near + far
+    if fabric.curves and how is Algorithm.DEFAULT:
+        curve_s = _curve_s(fabric, kind, num_bytes, size, stride)
+        seconds = seconds.where(active & ~np.isnan(curve_s), np.nan_to_num(curve_s))
+    return seconds
+
+
+def _known(enum: type[E], name: str, what: str) -> E:
+    try:
+        return enum(name)
+    except ValueError:
+        listed = ", ".join(item.value for item in enum)
+        raise RecordError(f"{what} {name!r} is not known; known: {listed}") from None
+
+
+def _closed_s(
+    fabric: Fabric, kind: Collective, how: Algorithm, num_bytes: FloatArray, size: FloatArray, stride: FloatArray
+) -> FloatArray:
+    if kind is Collective.P2P:
+        wire = num_bytes / group_bytes_per_s(fabric, size, stride, together=False)
+        return fabric.launch_s + _step_s(fabric, size, stride) + wire
+    if kind is Collective.ALL_TO_ALL:
+        return _all_to_all_s(fabric, num_bytes, size, stride)
+    whole = kind is Collective.ALL_REDUCE or (kind is Collective.REDUCE_SCATTER and fabric.backend == "gloo")
+    if kind is Collective.ALL_REDUCE and how is Algorithm.HIERARCHICAL:
+        return _hierarchical_s(fabric, num_bytes, size, stride)
+    passes = 2.0 if whole else 1.0
+    bytes_per_s = group_bytes_per_s(fabric, size, stride)
+    depth = np.ceil(np.log2(np.maximum(size, 1)))
+    if kind is Collective.BROADCAST:
+        return fabric.launch_s + depth * _step_s(fabric, size, stride) + num_bytes / bytes_per_s
+    ring = passes * (_ring_latency_s(fabric, size, stride) + (size - 1) / size * num_bytes / bytes_per_s)
+    if not whole or how is Algorithm.RING:
+        return fabric.launch_s + ring
+    tree = passes * (depth * _step_s(fabric, size, stride) + num_bytes / bytes_per_s)
+    return fabric.launch_s + (tree if how is Algorithm.TREE else np.minimum(ring, tree))
+
+
+def _step_s(fabric: Fabric, size: FloatArray, stride: FloatArray) -> FloatArray:
+    outside = crosses(fabric.domain_size, fabric.num_gpus, size, stride)
+    return np.asarray(np.where(outside, fabric.network.step_s, fabric.intra.step_s))
+
+
+def _ring_latency_s(fabric: Fabric, size: FloatArray, stride: FloatArray) -> FloatArray:
+    """Latency of size-1 steps around the ring: one hop leaves each domain, the others stay inside."""
+    outside = crosses(fabric.domain_size, fabric.num_gpus, size, stride)
+    domains = np.where(outside, np.ceil(size / members(fabric.domain_size, size, stride)), 1.0)
+    far = np.where(outside, domains - 1, 0.0)
+    return (size - 1 - far) * fabric.intra.step_s + far * fabric.network.step_s
+
+
+def _all_to_all_s(fabric: Fabric, num_bytes: FloatArray, size: FloatArray, stride: FloatArray) -> FloatArray:
+    outside = crosses(fabric.domain_size, fabric.num_gpus, size, stride)
+    inside = np.where(outside, members(fabric.domain_size, size, stride), size)
+    near_s = num_bytes * (inside - 1) / size / fabric.intra.bytes_per_s
+    far_s = num_bytes * (size - inside) / size / group_bytes_per_s(fabric, size, stride, together=False)
+    steps = np.ceil(np.log2(np.maximum(size, 1)))
+    return np.asarray(fabric.launch_s + steps * _step_s(fabric, size, stride) + np.maximum(near_s, far_s))
+
+
+def _hierarchical_s(fabric: Fabric, num_bytes: FloatArray, size: FloatArray, stride: FloatArray) -> FloatArray:
+    outside = crosses(fabric.domain_size, fabric.num_gpus, size, stride)
+    inside = np.where(outside, members(fabric.domain_size, size, stride), size)
+    domains = np.ceil(size / inside)
+    scatter = 2.0 if fabric.backend == "gloo" else 1.0
+    near = (inside - 1) * fabric.intra.step_s + (inside - 1) / inside * num_bytes / fabric.intra.bytes_per_s
+    share = group_bytes_per_s(fabric, domains, stride * inside)
+    far = 2 * ((domains - 1) * fabric.network.step_s + (domains - 1) / domains * num_bytes / inside / share)
+    stages = np.where(outside, 3.0, 1.0)
+    return stages * fabric.launch_s + (1 + scatter) * near + np.where(outside, far, 0.0)
+
+
+def _curve_s(
+    fabric: Fabric, kind: Collective, num_bytes: FloatArray, size: FloatArray, stride: FloatArray
+) -> FloatArray:
+    """Seconds from measured curves; nan where there is none."""
+    seconds = np.full(num_bytes.shape, np.nan)
+    classes = link_classes(fabric, size, stride)
+    for name in np.unique(classes):
+        for ranks in np.unique(size):
+            wanted = 2 if kind is Collective.P2P else int(ranks)
+            curve = fabric.curves.get(f"{kind.value}/{wanted}/{name}")
+            if curve is not None:
+                here = (classes == name) & (size == ranks)
+                seconds[here] = curve_s(curve, num_bytes[here])
+    return seconds
+
+
+def curve_s(curve: Curve, num_bytes: FloatArray) -> FloatArray:
+    """Seconds of `num_bytes` on a curve: linear in log-log, straight on beyond its ends, never falling with size."""
+    size = np.log(np.asarray(curve.sizes_bytes))
+    seconds = np.log(np.maximum.accumulate(np.asarray(curve.seconds)))
+    if len(size) == 1:
+        return np.asarray(np.exp(seconds[0]) * np.maximum(num_bytes / curve.sizes_bytes[0], 1.0))
+    at = np.log(np.maximum(num_bytes, 1.0))
+    piece = np.clip(np.searchsorted(size, at) - 1, 0, len(size) - 2)
+    slope = (seconds[piece + 1] - seconds[piece]) / (size[piece + 1] - size[piece])
+    return np.asarray(np.exp(seconds[piece] + slope * (at - size[piece])))
+
+
+def hop_s(fabric: Fabric, num_bytes: FloatArray, stride: int, position: int, num_devices: int) -> FloatArray:
+    """Seconds of the p2p from pipeline device `position` to the next one; the last one's goes back to the first.
+
+    Device p of the pipeline owns ranks p·stride .. (p+1)·stride - 1, where pp is the outermost axis. All of its ranks send
+    at once. With pp further in, positions repeat within one domain and this is the hop of the first of them.
+    """
+    following = (position + 1) % num_devices
+    domain = fabric.domain_size
+    pairs = ((position * stride, following * stride), ((position + 1) * stride - 1, (following + 1) * stride - 1))
+    stays = all(one // domain == other // domain for one, other in pairs)
+    reach = 1 if stays or fabric.num_gpus <= domain else max(domain, stride)
+    return collective_s(fabric, Collective.P2P, num_bytes, 2, reach).total

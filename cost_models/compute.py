@@ -1,0 +1,258 @@
+"""Seconds of an operation on a device.
+
+A matrix product costs its FLOPs at the best rate that people measured times an efficiency, lengthened where the grid of
+tiles does not fill the device or the inner dimension is short, and never less than moving its operands. Everything else
+costs its bytes. A measured operation beats all of this. All functions take arrays and broadcast.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from cost_models.calibrations import Rate, find, rate, value
+from cost_models.records import Calibration, Device, Precision, RecordError, Runtime, Workload
+
+FloatArray = NDArray[np.float64]
+
+TILE_ELEMENTS = 128 * 256
+"""Outputs of one thread block in a large matrix product (cuBLAS' and CUTLASS' usual tile of 128 x 256)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seconds:
+    """Seconds by what they rest on; arrays of one shape."""
+
+    measured: FloatArray
+    """On a measurement of this very operation."""
+    calibrated: FloatArray
+    """On a coefficient fitted to measured runs."""
+    table: FloatArray
+    """On a data sheet or a publication."""
+
+    @property
+    def total(self) -> FloatArray:
+        """The sum."""
+        return self.measured + self.calibrated + self.table
+
+    @classmethod
+    def resting_on(cls, rate: Rate, seconds: ArrayLike) -> Self:
+        """Seconds that one coefficient decides."""
+        array = np.asarray(seconds, dtype=float)
+        zero = np.zeros_like(array)
+        return cls(measured=zero, calibrated=array if rate.fitted else zero, table=zero if rate.fitted else array)
+
+    @classmethod
+    def zeros(cls, shape: tuple[int, ...]) -> Self:
+        """No time."""
+        zero = np.zeros(shape)
+        return cls(measured=zero, calibrated=zero, table=zero)
+
+    def __add__(self, other: "Seconds") -> "Seconds":
+        return Seconds(
+            measured=self.measured + other.measured,
+            calibrated=self.calibrated + other.calibrated,
+            table=self.table + other.table,
+        )
+
+    def scaled(self, factor: ArrayLike) -> "Seconds":
+        """Each part times `factor`."""
+        array = np.asarray(factor, dtype=float)
+        return Seconds(measured=self.measured * array, calibrated=self.calibrated * array, table=self.table * array)
+
+    def rescaled_to(self, total: ArrayLike) -> "Seconds":
+        """The same shares, another total (0 stays 0)."""
+        old = self.total
+        with np.errstate(invalid="ignore", divide="ignore"):
+            factor = np.where(old > 0, np.asarray(total, dtype=float) / old, 0.0)
+        return self.scaled(factor)
+
+    def where(self, use: NDArray[np.bool_], seconds: ArrayLike) -> "Seconds":
+        """This, but measured `seconds` where `use` holds."""
+        keep = ~use
+        return Seconds(
+            measured=np.where(use, seconds, self.measured),
+            calibrated=self.calibrated * keep,
+            table=self.table * keep,
+        )
+
+    def stacked(self) -> FloatArray:
+        """One array with a last axis (measured, calibrated, table)."""
+        return np.stack(np.broadcast_arrays(self.measured, self.calibrated, self.table), axis=-1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """All that times an operation on one device under one runtime, looked up once."""
+
+    precision: str
+    """Format of the matrix products."""
+    element_bytes: float
+    """Bytes of an activation."""
+    matmul_flops_per_s: float
+    """Best measured rate in that format."""
+    matmul_efficiency: Rate
+    """Share of it that training reaches."""
+    wide_flops_per_s: float
+    """The rate of attention and head: bf16 where the format is narrower, else the format's own."""
+    wide_efficiency: Rate
+    """Share of it, for the head's product."""
+    wave: float
+    """Weight of the part-filled last wave of tiles."""
+    inner: float
+    """Length of the inner dimension at which starting a tile costs as much as its products."""
+    multiprocessors: float
+    """Tiles that run at once."""
+    bytes_per_s: float
+    """Memory bandwidth that kernels reach."""
+    memory: Rate
+    """Multiplier on the bytes of norms, activations and residuals: how well the runtime fuses them."""
+    cast_bytes: Rate
+    """Bytes per activation element that casts to a narrower format move."""
+    attention_efficiency: Rate
+    """Of the fused kernel, the causal half counted."""
+    backward_ratio: float
+    """Backward over forward FLOPs of fused attention."""
+    score_bytes: Rate | None
+    """Bytes per score and direction of unfused attention; None = fused."""
+    unfused_efficiency: float
+    """Of the batched products of unfused attention."""
+    misaligned_factor: float
+    """How much slower these are where head_dim is no multiple of 8."""
+    launch_s: Rate
+    """Floor of a layer and micro-batch, forward and backward together."""
+    traffic_bytes: Rate
+    """Bytes per local weight and micro-batch: reading weights, adding up gradients."""
+    logit_bytes: Rate
+    """Bytes per logit and direction of the loss."""
+    optimizer_bytes: Rate
+    """Bytes that the update moves per parameter."""
+
+
+def element_bytes(precision: Precision) -> float:
+    """Bytes of an activation: 4 in fp32, else 2 (fp8 products keep bf16 activations)."""
+    return 4.0 if precision is Precision.FP32 else 2.0
+
+
+def roof_flops_per_s(device: Device, precision: str) -> float:
+    """Best measured matrix-product rate of the device, else its data-sheet peak. RecordError lists known formats."""
+    for table in (device.matmul_flops_per_s, device.peak_flops_per_s):
+        if precision in table:
+            return table[precision]
+    known = ", ".join(sorted({*device.matmul_flops_per_s, *device.peak_flops_per_s}))
+    raise RecordError(f"precision {precision!r} is not known for device {device.name!r}; known there: {known}")
+
+
+def rates(device: Device, workload: Workload, runtime: Runtime, calibration: Calibration) -> Rates:
+    """Look up every coefficient that times operations. RecordError where one is not known."""
+    family, name, precision = device.family, runtime.name, workload.precision
+    wide = Precision.BF16.value if precision is Precision.FP8 else precision.value
+    fused = find(calibration, "attention.score_bytes", name) is None
+    narrow = precision is Precision.FP8
+    return Rates(
+        precision=precision.value,
+        element_bytes=element_bytes(precision),
+        matmul_flops_per_s=roof_flops_per_s(device, precision.value),
+        matmul_efficiency=rate(calibration, f"matmul.efficiency.{family}", precision.value),
+        wide_flops_per_s=roof_flops_per_s(device, wide),
+        wide_efficiency=rate(calibration, f"matmul.efficiency.{family}", wide),
+        wave=value(calibration, "matmul.wave"),
+        inner=value(calibration, "matmul.inner"),
+        multiprocessors=value(calibration, "device.multiprocessors", device.name, family),
+        bytes_per_s=device.memory_bandwidth_bytes_per_s * value(calibration, "memory_ops.bandwidth_share", family),
+        memory=rate(calibration, "memory_ops.multiplier", family, name),
+        cast_bytes=rate(calibration, "memory_ops.cast_bytes", name) if narrow else Rate(value=0.0, fitted=False),
+        attention_efficiency=rate(calibration, f"attention.efficiency.{family}", name),
+        backward_ratio=value(calibration, "attention.backward_ratio"),
+        score_bytes=None if fused else rate(calibration, "attention.score_bytes", name),
+        unfused_efficiency=value(calibration, "attention.unfused_efficiency", family),
+        misaligned_factor=value(calibration, "attention.misaligned_factor"),
+        launch_s=rate(calibration, "launch.layer_s", family, name),
+        traffic_bytes=rate(calibration, "weights.traffic_bytes", family),
+        logit_bytes=rate(calibration, "logits.bytes", family),
+        optimizer_bytes=rate(calibration, "optimizer.bytes", family, workload.optimizer.value),
+    )
+
+
+def matmul_s(rates: Rates, m: ArrayLike, n: ArrayLike, k: ArrayLike, *, wide: bool = False) -> Seconds:
+    """Seconds of an (m, k) x (k, n) product: 2mnk/(roof·e)·(1 + wave·SMs·tile/(mn) + inner/k), or its bytes.
+
+    `wide` = in the format of the head. Source of the form: COST_FACTS of the published runs, section 1.
+    """
+    m, n, k = (np.asarray(side, dtype=float) for side in (m, n, k))
+    roof = rates.wide_flops_per_s if wide else rates.matmul_flops_per_s
+    efficiency = rates.wide_efficiency if wide else rates.matmul_efficiency
+    waves = 1.0 + rates.wave * rates.multiprocessors * TILE_ELEMENTS / (m * n) + rates.inner / k
+    flops_s = 2.0 * m * n * k / (roof * efficiency.value) * waves
+    moved_s = rates.element_bytes * (m * k + k * n + m * n) / rates.bytes_per_s
+    return Seconds.resting_on(efficiency, np.maximum(flops_s, moved_s))
+
+
+def attention_s(
+    rates: Rates,
+    batch: ArrayLike,
+    seq: ArrayLike,
+    heads: ArrayLike,
+    head_dim: float,
+    *,
+    backward: bool = False,
+    window: int | None = None,
+    parts: ArrayLike = 1,
+) -> Seconds:
+    """Seconds of causal attention over `heads` local heads, on one of `parts` equal parts of the sequence.
+
+    Fused: 2·2·pairs·head_dim FLOPs per head, pairs = the causal half (a band where there is a window).
+    Unfused: both products over all pairs, and `score_bytes` per score.
+    """
+    batch, seq, heads = (np.asarray(side, dtype=float) for side in (batch, seq, heads))
+    share = batch * heads / np.asarray(parts, dtype=float)
+    if rates.score_bytes is not None:
+        return _unfused_s(rates, share * seq * seq, head_dim, backward)
+    reach = seq if window is None else np.minimum(seq, window)
+    pairs = seq * reach - reach * reach / 2
+    flops = 4.0 * share * pairs * head_dim * (rates.backward_ratio if backward else 1.0)
+    return Seconds.resting_on(
+        rates.attention_efficiency, flops / (rates.wide_flops_per_s * rates.attention_efficiency.value)
+    )
+
+
+def _unfused_s(rates: Rates, scores: FloatArray, head_dim: float, backward: bool) -> Seconds:
+    assert rates.score_bytes is not None
+    passes = 2.0 if backward else 1.0
+    slower = rates.misaligned_factor if head_dim % 8 else 1.0
+    flops_s = 4.0 * scores * head_dim * passes * slower / (rates.wide_flops_per_s * rates.unfused_efficiency)
+    return Seconds.resting_on(
+        rates.score_bytes, flops_s + scores * rates.score_bytes.value * passes / rates.bytes_per_s
+    )
+
+
+def moved_s(rates: Rates, per_element: Rate, elements: ArrayLike) -> Seconds:
+    """Seconds to move `per_element` bytes for each of `elements`: the price of what is bound by memory."""
+    return Seconds.resting_on(per_element, per_element.value * np.asarray(elements, dtype=float) / rates.bytes_per_s)
+
+
+def with_floor(seconds: Seconds, floor: Rate, floor_s: ArrayLike) -> Seconds:
+    """(seconds⁴ + floor⁴)^¼: the host's launches and the device's work overlap, the longer one decides."""
+    total, low = seconds.total, np.asarray(floor_s, dtype=float)
+    longer = (total**4 + low**4) ** 0.25
+    return seconds + Seconds.resting_on(floor, longer - total)
+
+
+def measured_or(
+    calibration: Calibration, seconds: Seconds, prefix: str, key: str, columns: tuple[ArrayLike, ...]
+) -> Seconds:
+    """`seconds`, but the measured value where calibration.operations_s has the key of an entry.
+
+    key: a format over the columns, for example `matmul/bf16/{}x{}x{}`; prefix: its constant start.
+    """
+    known = [name for name in calibration.operations_s if name.startswith(prefix)]
+    if not known:
+        return seconds
+    arrays = np.broadcast_arrays(*(np.asarray(column) for column in columns), seconds.total)[:-1]
+    shape = seconds.total.shape
+    rows = np.stack([array.ravel() for array in arrays], axis=-1)
+    unique, inverse = np.unique(rows, axis=0, return_inverse=True)
+    found = [calibration.operations_s.get(key.format(*(int(side) for side in row)), np.nan) for row in unique]
+    values = np.asarray(found, dtype=float)[inverse.ravel()].reshape(shape)
+    return seconds.where(~np.isnan(values), np.nan_to_num(values))

@@ -1,0 +1,222 @@
+"""What is to be priced: a problem, and cells (layouts without stages) as arrays."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_models.records import (
+    BlockKind,
+    Calibration,
+    Cluster,
+    Gather,
+    Layout,
+    MemoryKind,
+    Model,
+    RecordError,
+    Runtime,
+    Schedule,
+    Workload,
+)
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+RANK_ORDER = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
+"""Axes, innermost first: the heaviest traffic between the nearest ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One question: this model, on this cluster, with this runtime, by this calibration."""
+
+    model: Model
+    """What is trained."""
+    cluster: Cluster
+    """What it runs on."""
+    workload: Workload
+    """Sequence, batch, precision, optimizer."""
+    runtime: Runtime
+    """What it runs with."""
+    calibration: Calibration
+    """What its prices rest on."""
+    memory_kind: MemoryKind = MemoryKind.ALLOCATED
+    """How bytes are counted."""
+
+    def __post_init__(self) -> None:
+        model = self.model
+        if model.moe is not None:
+            raise RecordError(
+                f"model {model.name!r} is a mixture of experts: pricing mixture-of-experts models is not built yet; "
+                "its laws can be checked, and dense models can be planned"
+            )
+        if model.mla is not None or model.num_mtp_layers:
+            raise RecordError(
+                f"model {model.name!r}: pricing latent attention and multi-token prediction is not built yet"
+            )
+
+    @property
+    def kinds(self) -> tuple[BlockKind, ...]:
+        """Kinds of blocks, in the order of the arrays."""
+        return (BlockKind.EMBEDDING, BlockKind.DENSE, BlockKind.HEAD)
+
+    @property
+    def recompute_kinds(self) -> tuple[str, ...]:
+        """Kinds of recompute, in the order of the arrays; the first keeps everything."""
+        return self.runtime.recompute_kinds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Cells:
+    """Layouts as parallel arrays, one entry each; recompute and stages are chosen later."""
+
+    dp_replicate: IntArray
+    dp_shard: IntArray
+    cp: IntArray
+    tp: IntArray
+    ep: IntArray
+    etp: IntArray
+    pp: IntArray
+    vpp: IntArray
+    mbs: IntArray
+    zero: IntArray
+    gather: NDArray[np.object_]
+    """Gather of each."""
+    schedule: NDArray[np.object_]
+    """Schedule of each."""
+    order: tuple[str, ...] = RANK_ORDER
+    """Axes of the rank order, innermost first."""
+
+    @classmethod
+    def of(cls, layouts: Sequence[Layout], order: tuple[str, ...] = RANK_ORDER) -> Self:
+        """The cells of these layouts. RecordError where `order` is no permutation of the axes."""
+        if sorted(order) != sorted(RANK_ORDER):
+            raise RecordError(f"rank order {', '.join(order)}: each of {', '.join(RANK_ORDER)} once is needed")
+        degrees: Mapping[str, IntArray] = {
+            name: np.array([getattr(layout, name) for layout in layouts], dtype=np.int64) for name in _INTEGERS
+        }
+        gather, schedule = np.empty(len(layouts), dtype=object), np.empty(len(layouts), dtype=object)
+        gather[:] = [layout.gather for layout in layouts]
+        schedule[:] = [layout.schedule for layout in layouts]
+        return cls(**degrees, gather=gather, schedule=schedule, order=tuple(order))
+
+    def __len__(self) -> int:
+        return len(self.tp)
+
+    def layout(self, index: int, recompute: str = "none") -> Layout:
+        """Entry `index` as a Layout."""
+        degrees = {name: int(getattr(self, name)[index]) for name in _INTEGERS}
+        return Layout(
+            **degrees,
+            gather=Gather(self.gather[index]),
+            schedule=Schedule(self.schedule[index]),
+            recompute=recompute,
+        )
+
+    @property
+    def dp(self) -> IntArray:
+        """Data-parallel degree."""
+        return self.dp_replicate * self.dp_shard
+
+    @property
+    def world(self) -> IntArray:
+        """Ranks."""
+        return self.dp * self.cp * self.tp * self.pp
+
+    @property
+    def num_virtual_stages(self) -> IntArray:
+        """S = vpp·pp."""
+        return self.pp * self.vpp
+
+    def num_micro_batches(self, gbs: int) -> IntArray:
+        """Micro-batches of a step; RecordError names the first cell where gbs does not divide."""
+        batch = self.dp * self.mbs
+        wrong = np.flatnonzero((gbs % batch != 0) | (batch > gbs))
+        if len(wrong):
+            first = int(wrong[0])
+            raise RecordError(
+                f"gbs={gbs} is not divisible by dp·mbs={int(self.dp[first])}·{int(self.mbs[first])} "
+                f"(cell {self.layout(first)})"
+            )
+        return gbs // batch
+
+    def stride(self, axis: str) -> IntArray:
+        """Distance in ranks between neighbours along `axis`: the product of the degrees inside it."""
+        stride = np.ones(len(self), dtype=np.int64)
+        for inner in self.order[: self.order.index(axis)]:
+            stride = stride * getattr(self, inner)
+        return stride
+
+    @property
+    def shard_group(self) -> tuple[IntArray, IntArray]:
+        """(size, stride) of the group that ZeRO divides over: dp_shard·cp. Its stride is that of its inner axis."""
+        return self.dp_shard * self.cp, self._joint_stride("cp", "dp_shard")
+
+    @property
+    def replica_group(self) -> tuple[IntArray, IntArray]:
+        """(size, stride) of the group of equal shards: dp_replicate, with cp where nothing is divided."""
+        alone = self.zero == 0
+        size = self.dp_replicate * np.where(alone, self.cp * self.dp_shard, 1)
+        joint, apart = self._joint_stride("cp", "dp_replicate"), self.stride("dp_replicate")
+        return size, np.where(alone, joint, apart)
+
+    def _joint_stride(self, first: str, second: str) -> IntArray:
+        one, other = self.stride(first), self.stride(second)
+        degree_one, degree_other = getattr(self, first), getattr(self, second)
+        both = np.minimum(one, other)
+        return np.where(degree_one == 1, other, np.where(degree_other == 1, one, both))
+
+
+_INTEGERS = ("dp_replicate", "dp_shard", "cp", "tp", "ep", "etp", "pp", "vpp", "mbs", "zero")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Columns:
+    """Candidates of one cell's stages: which blocks a virtual stage holds, and how its layers recompute."""
+
+    stage: IntArray
+    """(n,) virtual stage."""
+    first: IntArray
+    """(n,) first block."""
+    last: IntArray
+    """(n,) last block, inclusive."""
+    recompute_counts: IntArray
+    """(n, R) layers of the column under each kind of recompute; they sum to its layers."""
+
+    def __len__(self) -> int:
+        return len(self.stage)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ColumnShape:
+    """Columns as counts of blocks."""
+
+    layers: IntArray
+    """(n, R) layers by kind of recompute."""
+    embedding: IntArray
+    """(n,) 1 where the column holds the embedding."""
+    head: IntArray
+    """(n,) 1 where it holds the head."""
+
+    @property
+    def num_layers(self) -> IntArray:
+        """(n,) layers."""
+        return np.asarray(self.layers.sum(axis=1))
+
+
+def column_shape(model: Model, columns: Columns) -> ColumnShape:
+    """Counts of blocks of each column. RecordError where the recompute counts do not sum to its layers."""
+    head_block = model.num_blocks - 1
+    embedding = (columns.first == 0).astype(np.int64)
+    head = (columns.last == head_block).astype(np.int64)
+    layers = columns.last - columns.first + 1 - embedding - head
+    wrong = np.flatnonzero(columns.recompute_counts.sum(axis=1) != layers)
+    if len(wrong):
+        at = int(wrong[0])
+        raise RecordError(
+            f"recompute counts {columns.recompute_counts[at].tolist()} of blocks {int(columns.first[at])}.."
+            f"{int(columns.last[at])} do not sum to the {int(layers[at])} layers there"
+        )
+    return ColumnShape(layers=columns.recompute_counts, embedding=embedding, head=head)
