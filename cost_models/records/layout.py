@@ -132,6 +132,8 @@ def normalised(
         if "dp_replicate" in values or "dp_shard" in values:
             raise RecordError(f"dp={dp} beside dp_replicate or dp_shard: say dp alone, or both of its parts")
         values["dp_shard" if zero >= 1 else "dp_replicate"] = dp
+    if zero not in LEGAL_GATHER:
+        raise RecordError(f"zero={zero}; legal values: 0, 1, 2, 3")
     shard, cp = values.get("dp_shard", 1), values.get("cp", 1)
     if zero >= 1 and shard == 1 and cp == 1:
         zero, gather = 0, None
