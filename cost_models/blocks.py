@@ -167,7 +167,7 @@ def _matmul(problem: Problem, rates: Rates, m: FloatArray, n: FloatArray, k: Flo
 
 def _attention(problem: Problem, rates: Rates, part: Share, backward: bool) -> Seconds:
     model, seq = problem.model, problem.workload.seq
-    heads, kv_heads = part.queries / model.head_dim, part.keys_values / model.head_dim
+    heads = part.queries / model.head_dim
     seconds = compute.attention_s(
         rates,
         part.mbs,
@@ -180,9 +180,15 @@ def _attention(problem: Problem, rates: Rates, part: Share, backward: bool) -> S
     )
     direction = "backward" if backward else "forward"
     key = attention_key(rates.precision, direction)
-    whole = np.where(part.cp > 1, -1.0, part.mbs)  # a measured call saw the whole sequence
-    sides = (whole, np.full_like(part.mbs, seq), heads, kv_heads, np.full_like(part.mbs, model.head_dim))
-    return compute.measured_or(problem.calibration, seconds, "attention/", key, sides)
+    return compute.measured_or(problem.calibration, seconds, "attention/", key, attention_sides(problem, part))
+
+
+def attention_sides(problem: Problem, part: Share) -> tuple[FloatArray, ...]:
+    """Columns of `attention_key`; -1 where a part of the sequence makes it another operation."""
+    model = problem.model
+    whole = np.where(part.cp > 1, -1.0, part.mbs)
+    seq, head_dim = (np.full_like(part.mbs, side) for side in (problem.workload.seq, model.head_dim))
+    return whole, seq, part.queries / model.head_dim, part.keys_values / model.head_dim, head_dim
 
 
 def layer_pass(problem: Problem, rates: Rates, part: Share) -> tuple[LayerSeconds, LayerSeconds]:
@@ -242,7 +248,7 @@ def dense_pass(problem: Problem, rates: Rates, part: Share, kinds: tuple[str, ..
         compute.with_floor(side.total, rates.launch_s, rates.launch_s.value * weight)
         for side, weight in ((forward, 1 / 3), (backward, 2 / 3))
     ]
-    sides = _whole_layer(model, problem.workload.seq, part)
+    sides = layer_sides(problem, part)
     plain = [
         compute.measured_or(
             problem.calibration, seconds, "layer/", layer_key(rates.precision, model.gated_mlp, direction), sides
@@ -269,8 +275,9 @@ def _share_again(again: Repeated, forward: LayerSeconds, part: Share) -> FloatAr
     return np.asarray(seconds / forward.total.total, dtype=float)
 
 
-def _whole_layer(model: Model, seq: int, part: Share) -> tuple[FloatArray, ...]:
-    like = np.full_like
+def layer_sides(problem: Problem, part: Share) -> tuple[FloatArray, ...]:
+    """Columns of `layer_key`; -1 where a part of the sequence makes it another operation."""
+    model, seq, like = problem.model, problem.workload.seq, np.full_like
     return (
         np.where(part.cp > 1, -1.0, part.mbs),
         like(part.mbs, seq),
@@ -302,14 +309,16 @@ def embedding_pass(problem: Problem, rates: Rates, part: Share) -> Pass:
     return _ends(problem, rates, part, "embedding", moved, moved.scaled(2.0))
 
 
+def end_sides(problem: Problem, part: Share) -> tuple[FloatArray, ...]:
+    """Columns of `head_key` and `embedding_key`; -1 where a part of the sequence makes it another operation."""
+    whole = np.where(part.cp > 1, -1.0, part.mbs)
+    seq, hidden = (np.full_like(part.mbs, side) for side in (problem.workload.seq, problem.model.hidden))
+    return whole, seq, hidden, part.vocab
+
+
 def _ends(problem: Problem, rates: Rates, part: Share, what: str, forward: Seconds, backward: Seconds) -> Pass:
     key_of = head_key if what == "head" else embedding_key
-    sides = (
-        np.where(part.cp > 1, -1.0, part.mbs),
-        np.full_like(part.mbs, problem.workload.seq),
-        np.full_like(part.mbs, problem.model.hidden),
-        part.vocab,
-    )
+    sides = end_sides(problem, part)
     pair = [
         compute.measured_or(problem.calibration, seconds, f"{what}/", key_of(rates.precision, direction), sides)
         for seconds, direction in ((forward, "forward"), (backward, "backward"))

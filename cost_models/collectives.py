@@ -11,12 +11,20 @@ unreduced input of a reduce-scatter, what one rank sends in an all-to-all, the m
   tree    all_reduce 2·log2(n) steps, 2 times the bytes (NCCL takes the faster of both, so do we)
   hierarchical  reduce-scatter in the domain, all-reduce of the shares between domains, all-gather in the domain
 
+Small messages take a protocol of low latency at half the bandwidth, large ones the other (NCCL's LL and Simple); the faster
+one counts. Efficiency and latencies: the calibration's for the class of links, else those of data/links.json, else the
+calibration's for any link of that place.
+
 Thakur, Rabenseifner, Gropp 2005 (ring and tree costs); gloo's reduce-scatter was measured to take as long as its
 all-reduce (torch 2.13, gloo over shaped links: 524 against 522 ms).
 """
 
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
+from importlib import resources
 from typing import TypeVar
 
 import numpy as np
@@ -28,6 +36,9 @@ from cost_models.records import Calibration, Cluster, Curve, RecordError
 
 FloatArray = NDArray[np.float64]
 E = TypeVar("E", bound=StrEnum)
+
+SMALL_PROTOCOL_PASSES = 2.0
+"""NCCL's LL sends a flag with every 4 bytes of data: half the bandwidth (NCCL documentation, protocols)."""
 
 
 class Collective(StrEnum):
@@ -60,7 +71,9 @@ class LinkCost:
     bytes_per_s: float
     """Nominal bandwidth of one device times the efficiency of the class."""
     step_s: float
-    """Latency of one step of an algorithm."""
+    """Latency of one step of an algorithm, large messages."""
+    small_step_s: float
+    """The same of the protocol for small messages, at half the bandwidth."""
     rest: Rate
     """The efficiency, and what it rests on."""
 
@@ -102,10 +115,10 @@ def fabric(cluster: Cluster, calibration: Calibration) -> Fabric:
     # the slowest member sets the pace of a ring, so one bad node slows every group that may meet it
     intra_factor = min((item.intra_factor for item in cluster.exceptions), default=1.0)
     nic_factor = min((item.nic_factor for item in cluster.exceptions), default=1.0)
-    intra_rate = rate(calibration, "link.efficiency", kind.intra.name, "intra")
-    network_rate = rate(calibration, "link.efficiency", kind.nic.name, "network")
-    share = kind.node_bandwidth_bytes_per_s / kind.gpus_per_node * network_rate.value * nic_factor
-    levels, unit, through = [], kind.gpus_per_node, share
+    share = kind.node_bandwidth_bytes_per_s / kind.gpus_per_node * nic_factor
+    intra = _link_cost(kind.intra.name, kind.intra.bandwidth_bytes_per_s * intra_factor, "intra", calibration)
+    network = _link_cost(kind.nic.name, share, "network", calibration)
+    levels, unit, through = [], kind.gpus_per_node, network.bytes_per_s
     for level in cluster.fabric:
         unit *= level.radix
         through /= level.oversubscription
@@ -113,22 +126,39 @@ def fabric(cluster: Cluster, calibration: Calibration) -> Fabric:
     return Fabric(
         num_gpus=cluster.num_gpus,
         domain_size=kind.domain_size,
-        intra=LinkCost(
-            name=kind.intra.name,
-            bytes_per_s=kind.intra.bandwidth_bytes_per_s * intra_rate.value * intra_factor,
-            step_s=rate(calibration, "link.latency_s", kind.intra.name, "intra").value,
-            rest=intra_rate,
-        ),
-        network=LinkCost(
-            name=kind.nic.name,
-            bytes_per_s=share,
-            step_s=rate(calibration, "link.latency_s", kind.nic.name, "network").value,
-            rest=network_rate,
-        ),
+        intra=intra,
+        network=network,
         levels=tuple(levels),
         backend=backend,
         launch_s=rate(calibration, "collective.launch_s", backend).value,
         curves=dict(calibration.curves),
+    )
+
+
+@lru_cache(maxsize=1)
+def _link_table() -> Mapping[str, Mapping[str, float]]:
+    path = resources.files("cost_models.data").joinpath("links.json")
+    links: Mapping[str, Mapping[str, float]] = json.loads(path.read_text(encoding="utf-8"))["links"]
+    return links
+
+
+def _link_cost(name: str, bytes_per_s: float, place: str, calibration: Calibration) -> LinkCost:
+    """A class of links as it performs, from the most particular source that knows it."""
+    row = _link_table().get(name, {})
+
+    def best(what: str, column: str) -> Rate:
+        own = calibration.coefficients.get(f"{what}.{name}")
+        if own is None and column in row:
+            return Rate(value=row[column], fitted=False)
+        return rate(calibration, what, name, place)
+
+    efficiency = best("link.efficiency", "efficiency")
+    return LinkCost(
+        name=name,
+        bytes_per_s=bytes_per_s * efficiency.value,
+        step_s=best("link.latency_s", "latency_s").value,
+        small_step_s=best("link.small_latency_s", "small_message_latency_s").value,
+        rest=efficiency,
     )
 
 
@@ -186,7 +216,10 @@ def collective_s(
         *(np.asarray(value, dtype=float) for value in (num_bytes, size, stride))
     )
     outside = crosses(fabric.domain_size, fabric.num_gpus, size, stride)
-    closed = _closed_s(fabric, kind, how, num_bytes, size, stride)
+    closed = np.minimum(
+        _closed_s(fabric, kind, how, num_bytes, size, stride),
+        _closed_s(_small_protocol(fabric), kind, how, SMALL_PROTOCOL_PASSES * num_bytes, size, stride),
+    )
     active = (size > 1) & (num_bytes > 0)
     near = Seconds.resting_on(fabric.intra.rest, np.where(active & ~outside, closed, 0.0))
     far = Seconds.resting_on(fabric.network.rest, np.where(active & outside, closed, 0.0))
@@ -195,6 +228,11 @@ def collective_s(
         curve_s = _curve_s(fabric, kind, num_bytes, size, stride)
         seconds = seconds.where(active & ~np.isnan(curve_s), np.nan_to_num(curve_s))
     return seconds
+
+
+def _small_protocol(fabric: Fabric) -> Fabric:
+    intra, network = (replace(link, step_s=link.small_step_s) for link in (fabric.intra, fabric.network))
+    return replace(fabric, intra=intra, network=network)
 
 
 def _known(enum: type[E], name: str, what: str) -> E:

@@ -147,6 +147,7 @@ def roof_flops_per_s(device: Device, precision: str) -> float:
 def rates(device: Device, workload: Workload, runtime: Runtime, calibration: Calibration) -> Rates:
     """Look up every coefficient that times operations. RecordError where one is not known."""
     family, name, precision = device.family, runtime.name, workload.precision
+    bytes_per_s = _bytes_per_s(device, precision.value, calibration)
     wide = Precision.BF16.value if precision is Precision.FP8 else precision.value
     fused = find(calibration, "attention.score_bytes", name) is None
     narrow = precision is Precision.FP8
@@ -160,7 +161,7 @@ def rates(device: Device, workload: Workload, runtime: Runtime, calibration: Cal
         wave=value(calibration, "matmul.wave"),
         inner=value(calibration, "matmul.inner"),
         multiprocessors=value(calibration, "device.multiprocessors", device.name, family),
-        bytes_per_s=device.memory_bandwidth_bytes_per_s * value(calibration, "memory_ops.bandwidth_share", family),
+        bytes_per_s=bytes_per_s,
         memory=rate(calibration, "memory_ops.multiplier", family, name),
         cast_bytes=rate(calibration, "memory_ops.cast_bytes", name) if narrow else Rate(value=0.0, fitted=False),
         attention_efficiency=rate(calibration, f"attention.efficiency.{family}", name),
@@ -168,11 +169,42 @@ def rates(device: Device, workload: Workload, runtime: Runtime, calibration: Cal
         score_bytes=None if fused else rate(calibration, "attention.score_bytes", name),
         unfused_efficiency=value(calibration, "attention.unfused_efficiency", family),
         misaligned_factor=value(calibration, "attention.misaligned_factor"),
-        launch_s=rate(calibration, "launch.layer_s", family, name),
+        launch_s=_launch_s(calibration, precision.value, family, name),
         traffic_bytes=rate(calibration, "weights.traffic_bytes", family),
         logit_bytes=rate(calibration, "logits.bytes", family),
-        optimizer_bytes=rate(calibration, "optimizer.bytes", family, workload.optimizer.value),
+        optimizer_bytes=_optimizer_bytes(calibration, family, workload.optimizer.value, bytes_per_s),
     )
+
+
+def _measured(calibration: Calibration, prefix: str) -> list[tuple[float, float]]:
+    """(size, seconds) of the measured operations `prefix/SIZE`, by size."""
+    found = [(key, seconds) for key, seconds in calibration.operations_s.items() if key.startswith(prefix + "/")]
+    return sorted((float(key.rsplit("/", 1)[1]), seconds) for key, seconds in found)
+
+
+def _bytes_per_s(device: Device, precision: str, calibration: Calibration) -> float:
+    """Memory bandwidth that kernels reach: measured on an element-wise sum, else a share of the data sheet's."""
+    samples = _measured(calibration, f"memory_bound/{precision}")
+    if samples:
+        return float(np.median([size / seconds for size, seconds in samples]))
+    share = value(calibration, "memory_ops.bandwidth_share", device.family)
+    return device.memory_bandwidth_bytes_per_s * share
+
+
+def _launch_s(calibration: Calibration, precision: str, family: str, runtime_name: str) -> Rate:
+    """Floor of a layer: measured time of one launch times the operations of a layer, else a coefficient."""
+    launch = calibration.operations_s.get(f"launch/{precision}")
+    if launch is None:
+        return rate(calibration, "launch.layer_s", family, runtime_name)
+    return Rate(value=launch * value(calibration, "launch.operations_per_layer"), fitted=True)
+
+
+def _optimizer_bytes(calibration: Calibration, family: str, optimizer: str, bytes_per_s: float) -> Rate:
+    """Bytes of the update per parameter; a measured update counts as the bytes that its seconds would move."""
+    samples = _measured(calibration, f"optimizer/{optimizer}")
+    if samples:
+        return Rate(value=bytes_per_s * float(np.median([s / size for size, s in samples])), fitted=True)
+    return rate(calibration, "optimizer.bytes", family, optimizer)
 
 
 def matmul_s(rates: Rates, m: ArrayLike, n: ArrayLike, k: ArrayLike, *, wide: bool = False) -> Seconds:

@@ -24,6 +24,7 @@ from cost_models.calibrations import rate, value
 from cost_models.collectives import Collective, Fabric, collective_s, fabric, hop_s
 from cost_models.compute import Rates, Seconds
 from cost_models.memory import BlockMemory, Footprints, memory_report, memory_upper, usable_bytes
+from cost_models.needs import links_needed, operations_needed
 from cost_models.problem import RANK_ORDER, Cells, Columns, ColumnShape, Problem, column_shape
 from cost_models.records import BlockKind, Gather, RecordError
 
@@ -34,8 +35,10 @@ __all__ = [
     "ColumnPrices",
     "Columns",
     "Problem",
+    "links_needed",
     "memory_report",
     "memory_upper",
+    "operations_needed",
     "price_blocks",
     "price_columns",
     "usable_bytes",

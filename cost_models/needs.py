@@ -1,0 +1,107 @@
+"""Which measurements would matter: operations and links that a prediction rests on without having been measured."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from cost_models import blocks, compute
+from cost_models.collectives import Collective, collective_s, fabric, link_classes
+from cost_models.compute import FloatArray, Seconds
+from cost_models.problem import Cells, IntArray, Problem
+from cost_models.records import Gather, Layout
+
+Weighted = Iterator[tuple[str, tuple[FloatArray, ...], FloatArray]]
+"""Key format, its columns, and the seconds of a micro-batch that it decides."""
+
+
+def operations_needed(problem: Problem, layouts: Sequence[Layout]) -> tuple[str, ...]:
+    """Measurement keys of the operations of these layouts that nobody has measured, the largest share of time first.
+
+    Whole blocks on CPUs, where caches and threads make the sum of parts a poor guide; products and attention elsewhere.
+    """
+    cells = Cells.of(layouts)
+    part = blocks.share(problem, cells)
+    device = problem.cluster.pools[0].kind.device
+    rates = compute.rates(device, problem.workload, problem.runtime, problem.calibration)
+    of = _whole_blocks if device.family == "cpu" else _operations
+    return _largest_first(of(problem, rates, part), problem.calibration.operations_s)
+
+
+def _largest_first(weighted: Weighted, known: Iterable[str]) -> tuple[str, ...]:
+    seconds: dict[str, float] = defaultdict(float)
+    for key, columns, weights in weighted:
+        for *sides, weight in zip(*columns, weights, strict=True):
+            if min(sides) >= 1:
+                seconds[key.format(*(int(side) for side in sides))] += float(weight)
+    for name in known:
+        seconds.pop(name, None)
+    return tuple(sorted(seconds, key=lambda name: (-seconds[name], name)))
+
+
+def _whole_blocks(problem: Problem, rates: compute.Rates, part: blocks.Share) -> Weighted:
+    model = problem.model
+    dense = blocks.dense_pass(problem, rates, part, ("none",))["none"]
+    head, embedding = blocks.head_pass(problem, rates, part), blocks.embedding_pass(problem, rates, part)
+    layer_sides, end_sides = blocks.layer_sides(problem, part), blocks.end_sides(problem, part)
+    for direction in ("forward", "backward"):
+        layer: Seconds = getattr(dense, direction)
+        key = blocks.layer_key(rates.precision, model.gated_mlp, direction)
+        yield key, layer_sides, layer.total * model.num_layers
+        yield blocks.head_key(rates.precision, direction), end_sides, getattr(head, direction).total
+        yield blocks.embedding_key(rates.precision, direction), end_sides, getattr(embedding, direction).total
+
+
+def _operations(problem: Problem, rates: compute.Rates, part: blocks.Share) -> Weighted:
+    model = problem.model
+    wide = "bf16" if rates.precision == "fp8" else rates.precision
+    hidden = np.full_like(part.tokens, model.hidden)
+    head = (part.tokens, part.vocab, hidden)
+    shapes = [(rates.precision, model.num_layers, False, sides) for sides in blocks.layer_matmuls(model, part)]
+    for precision, count, is_wide, (m, n, k) in [*shapes, (wide, 1, True, head)]:
+        for sides in ((m, n, k), (m, k, n), (n, k, m)):
+            seconds = compute.matmul_s(rates, *sides, wide=is_wide)
+            yield blocks.matmul_key(precision), sides, seconds.total * count
+    for direction, side in zip(("forward", "backward"), blocks.layer_pass(problem, rates, part), strict=True):
+        key = blocks.attention_key(rates.precision, direction)
+        yield key, blocks.attention_sides(problem, part), side.attention.total * model.num_layers
+
+
+def links_needed(problem: Problem, layouts: Sequence[Layout]) -> tuple[str, ...]:
+    """Keys `collective/ranks/bytes/link class` of the collectives of these layouts without a measured curve, the largest
+    share of a micro-batch's time first. Bytes are those of one call.
+    """
+    cells = Cells.of(layouts)
+    part = blocks.share(problem, cells)
+    links = fabric(problem.cluster, problem.calibration)
+    seconds: dict[str, float] = defaultdict(float)
+    for kind, num_bytes, (size, stride), count in _calls(problem, cells, part):
+        size, stride, num_bytes, count = np.broadcast_arrays(size, stride, num_bytes, count)
+        classes = link_classes(links, size, stride)
+        times = collective_s(links, kind, num_bytes, size, stride).total * count
+        for ranks, length, name, time in zip(size, num_bytes, classes, times, strict=True):
+            if time > 0 and f"{kind.value}/{int(ranks)}/{name}" not in links.curves:
+                seconds[f"{kind.value}/{int(ranks)}/{int(length)}/{name}"] += float(time)
+    return tuple(sorted(seconds, key=lambda name: (-seconds[name], name)))
+
+
+def _calls(
+    problem: Problem, cells: Cells, part: blocks.Share
+) -> Iterator[tuple[Collective, FloatArray, tuple[IntArray, IntArray], FloatArray]]:
+    """(collective, bytes of one call, group, calls in a micro-batch) of every kind of traffic."""
+    model, element = problem.model, compute.element_bytes(problem.workload.precision)
+    hidden = part.tokens * model.hidden * element
+    params = blocks.layer_params(model, part)
+    layers = np.full_like(hidden, model.num_layers)
+    tensor = (cells.tp, cells.stride("tp"))
+    if problem.runtime.sequence_parallel:
+        yield Collective.ALL_GATHER, hidden, tensor, 4 * layers
+        yield Collective.REDUCE_SCATTER, hidden, tensor, 4 * layers
+    else:
+        yield Collective.ALL_REDUCE, hidden, tensor, 4 * layers
+    gathered = (cells.zero >= 2) * np.where(cells.gather == Gather.USE, 2.0, 1.0)
+    yield Collective.ALL_GATHER, params * element, cells.shard_group, layers * np.where(cells.zero == 1, 1.0, gathered)
+    yield Collective.REDUCE_SCATTER, params * 4.0, cells.shard_group, layers * (cells.zero >= 1)
+    yield Collective.ALL_REDUCE, params * 4.0, cells.replica_group, layers
+    ends = np.where(cells.pp > 1, 2, 1)
+    yield Collective.P2P, hidden / part.sequence_parts, (ends, cells.stride("pp")), 2.0 * (ends - 1)
