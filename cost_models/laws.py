@@ -8,7 +8,7 @@ KV_HEADS_MOD_ULYSSES VOCAB_MOD_TP LAYERS_MOD_PP LAYERS_MOD_PPVPP TIED_EMB_PP_SYN
 BATCH_MOD_MICROBATCHES MICROBATCHES_LT_PP MICROBATCHES_MOD_PP ZERO23_WITH_PP RECOMPUTE_WITH_SPLIT_BACKWARD TP_SPANS_NODES
 MEM_STATES_GT_HBM MEM_BORDERLINE HOST_MEM.
 
-Further laws, which hold for every framework: DP_MISMATCH (dp = dp_replicate·dp_shard), BATCH_MISMATCH (gbs =
+Further laws, which hold for every framework: DP_MOD_SHARD (dp = dp_replicate·dp_shard), BATCH_MISMATCH (gbs =
 dp·mbs·microbatches), STAGES_GT_BLOCKS (each virtual stage holds a block). Further laws of particular runtimes, silent where
 nobody has read the framework: KV_REPLICAS_MOD_TP (copied heads come out whole), FFN_MOD_TP, MOE_FFN_MOD_ETP,
 HEADS_MOD_ULYSSES, MICROBATCHES_MOD_ROUNDS (torch's interleaved schedule), SCHEDULE_VPP (virtual stages that the schedule
@@ -16,7 +16,7 @@ needs), VPP_NEEDS_PP, ZB_WITH_SHARDING (silently wrong gradients), ZERO_UNSUPPOR
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -108,6 +108,7 @@ def _candidates(key: str, facts: Facts, runtime: Runtime) -> Iterable[Any]:
         "pp": facts.world or facts.num_layers,
         "cp": facts.world or facts.seq,
         "dp": facts.world or facts.gbs,
+        "dp_shard": facts.dp,
         "ep": facts.num_experts or facts.world,
         "etp": facts.moe_ffn,
         "ulysses": facts.heads or facts.kv_heads,
@@ -211,7 +212,7 @@ def _not_divisible(name: str, by: str) -> Callable[[Facts, Runtime | None], str]
 
 
 def _divides(name: str, by: str) -> Callable[[Facts, Runtime | None], bool]:
-    return lambda f, r: getattr(f, name) % getattr(f, by) == 0  # type: ignore[no-any-return]
+    return lambda f, r: getattr(f, name) % getattr(f, by) == 0
 
 
 def _is_one(name: str) -> Callable[[Facts], bool]:
@@ -287,13 +288,13 @@ LAWS: tuple[Law, ...] = (
         offer=_offer("take the dp that fits (ep is never a factor of the world)"),
     ),
     Law(
-        code="DP_MISMATCH",
-        statement="dp = dp_replicate·dp_shard",
-        operands=("dp", "dp_replicate", "dp_shard"),
-        predicate=lambda f, r: f.dp == _product(f, "dp_replicate", "dp_shard"),
-        says=lambda f, r: f"dp={f.dp}, but dp_replicate·dp_shard = {f.dp_replicate}·{f.dp_shard}",
-        legal_more=lambda f, r: {"dp": [_product(f, "dp_replicate", "dp_shard")]},
-        offer=_offer("say dp alone, or both of its parts"),
+        code="DP_MOD_SHARD",
+        statement="dp % dp_shard = 0",
+        operands=("dp", "dp_shard"),
+        predicate=_divides("dp", "dp_shard"),
+        says=_not_divisible("dp", "dp_shard"),
+        legal_keys=("dp_shard",),
+        offer=_offer("dp is dp_replicate·dp_shard: take a dp_shard that divides it"),
     ),
     Law(
         code="WORLD_MOD_EP",

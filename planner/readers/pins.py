@@ -110,7 +110,7 @@ def pins_of_layout(text: str) -> Pins:
 
 
 def _plain(value: Any) -> int | str:
-    return value.value if isinstance(value, StrEnum) else value  # type: ignore[no-any-return]
+    return value.value if isinstance(value, StrEnum) else value
 
 
 def _parse_pin(part: str, text: str) -> Pin:

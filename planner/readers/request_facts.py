@@ -1,0 +1,267 @@
+"""What a request states, as operands of the laws; what it does not state stays unknown."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cost_models.facts import Facts
+from cost_models.records import Cluster, Gather, Model, RecordError, Runtime, Schedule, from_json
+from planner.errors import InputError
+from planner.readers.clusters import cluster_and_defaults, device_from_facts, read_cluster
+from planner.readers.models import read_model
+from planner.readers.requests import Request, bytes_of, model_of
+from planner.readers.runtimes import is_known, read_runtime
+
+_GIB = 2**30
+
+_MODEL_NEEDS = ("num_layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab", "tie_embeddings", "gated_mlp")
+"""Dimensions from which parameters can be counted stage by stage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stated:
+    """A request as the laws see it."""
+
+    facts: Facts
+    """Operands; None = not stated, or not known."""
+    runtime: Runtime
+    """The record of its framework."""
+    model: Model | None
+    """The model, where its dimensions are complete."""
+    notes: tuple[str, ...]
+    """What was not used or could not be read, in words."""
+
+
+def facts_of(request: Request) -> Stated:
+    """Operands that the request states, or that follow from what it states. Raises InputError for values that cannot be."""
+    notes = [f"{key}: not a known key, not used" for key in request.ignored]
+    if request.runtime is not None and not is_known(request.runtime):
+        notes.append(
+            f"runtime: there is no record of {request.runtime!r}; judged as generic, by the laws that all share"
+        )
+    runtime = read_runtime(request.runtime or "generic")
+    said = bytes_of(request)
+    if said is not None:
+        runtime = replace(runtime, state_bytes=dict.fromkeys((*runtime.state_bytes, _precision(request)), said))
+    model, dimensions = _model_facts(request, notes)
+    facts = Facts(
+        **dimensions,
+        **_cluster_facts(request, notes),
+        seq=_count(request.workload, "seq", request.source),
+        gbs=_count(request.workload, "gbs", request.source),
+        precision=_precision(request),
+    )
+    return Stated(facts=_with_layout(facts, request, runtime, notes), runtime=runtime, model=model, notes=tuple(notes))
+
+
+def _precision(request: Request) -> str:
+    return str(request.workload.get("precision", "bf16")).lower()
+
+
+def _count(section: Mapping[str, Any], key: str, source: str) -> int | None:
+    value = section.get(key)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise InputError(f"{source}: {key}={value!r}; a whole number from 1 is needed")
+    return value
+
+
+def _model_facts(request: Request, notes: list[str]) -> tuple[Model | None, dict[str, Any]]:
+    said = request.model
+    model = None
+    if said is None:
+        return None, {}
+    if isinstance(said, str):
+        model = read_model(said)
+    elif set(said) <= {"name", "dims_source"}:
+        try:
+            model = read_model(str(said.get("name")))
+        except (InputError, RecordError):
+            return None, {}
+    elif all(key in said for key in _MODEL_NEEDS) and _moe_is_whole(said.get("moe")):
+        try:
+            model = model_of({k: v for k, v in said.items() if k not in ("num_params", "dims_source")}, request.source)
+        except InputError as error:
+            notes.append(f"model: {error}")
+    if model is not None:
+        moe = model.moe
+        dense_layers = model.num_layers if moe is None else moe.num_dense_layers
+        keys = ("num_layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "tie_embeddings", "num_params")
+        facts = {key: getattr(model, key) for key in keys}
+        facts |= {"ffn": model.ffn if dense_layers else 0, "num_experts": moe.num_experts if moe else 0}
+        return model, facts | {"moe_ffn": moe.moe_ffn if moe else None}
+    assert isinstance(said, Mapping)
+    counts = ("num_layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab", "num_params")
+    facts = {key: _count(said, key, request.source) for key in counts}
+    moe_said = said.get("moe")
+    if isinstance(moe_said, Mapping):
+        facts |= {key: _count(moe_said, key, request.source) for key in ("num_experts", "moe_ffn")}
+        # The width of a dense layer divides nothing where every layer has experts, and nobody says which have.
+        facts["ffn"] = None if moe_said.get("dense_layers") else 0
+    return None, facts | {"tie_embeddings": said.get("tie_embeddings")}
+
+
+def _moe_is_whole(moe: Any) -> bool:
+    return moe is None or (
+        isinstance(moe, Mapping) and None not in (moe.get("num_experts"), moe.get("top_k"), moe.get("moe_ffn"))
+    )
+
+
+def _cluster_facts(request: Request, notes: list[str]) -> dict[str, Any]:
+    """World, domain and memories. A preset or file says all; facts say what they say, and the GPU's table the rest."""
+    said = request.cluster
+    if said is None:
+        return {}
+    if isinstance(said, str):
+        return _facts_of_cluster(read_cluster(said))
+    if "pools" in said:
+        return _facts_of_cluster(from_json(Cluster, dict(said), "cluster"))
+    counts = {key: _count(said, key, request.source) for key in ("nodes", "gpus_per_node", "world")}
+    nodes, per_node, world = counts["nodes"], counts["gpus_per_node"], counts["world"]
+    if world is None and nodes and per_node:
+        world = nodes * per_node
+    return {
+        "world": world,
+        "gpus_per_node": per_node,
+        "domain_size": _domain_size(said, per_node),
+        "device_bytes": _device_bytes(said, notes),
+        "host_bytes": int(said["host_mem_gb"] * _GIB) if "host_mem_gb" in said else None,
+    }
+
+
+def _facts_of_cluster(cluster: Cluster) -> dict[str, Any]:
+    kinds = [pool.kind for pool in cluster.pools]
+    hosts = [kind.host_memory_bytes for kind in kinds if kind.host_memory_bytes]
+    return {
+        "world": cluster.num_gpus,
+        "gpus_per_node": kinds[0].gpus_per_node if len(kinds) == 1 else None,
+        "domain_size": min(kind.domain_size for kind in kinds),
+        "device_bytes": min(kind.device.memory_bytes for kind in kinds),
+        "host_bytes": min(hosts) if len(hosts) == len(kinds) else None,
+    }
+
+
+def _domain_size(said: Mapping[str, Any], per_node: int | None) -> int | None:
+    """The fast domain of a GPU that is sold in racks with one; of any other, the node."""
+    try:
+        cluster, _ = cluster_and_defaults({**said, "gpus_per_node": per_node})
+    except (InputError, RecordError):
+        return per_node
+    return max(per_node or 0, cluster.pools[0].kind.domain_size) if per_node else None
+
+
+def _device_bytes(said: Mapping[str, Any], notes: list[str]) -> int | None:
+    """What the driver of a known GPU shows; of an unknown one the nominal size, which no driver exceeds."""
+    size = said.get("gpu_mem_gb")
+    if size is not None and (isinstance(size, bool) or not isinstance(size, (int, float)) or size <= 0):
+        raise InputError(f"cluster gpu_mem_gb={size!r}: a positive number is needed")
+    try:
+        return device_from_facts(str(said["gpu"]), size).memory_bytes
+    except (KeyError, InputError):
+        if size is not None:
+            notes.append(
+                f"cluster.gpu: {said.get('gpu')!r} is not in the table; its memory is taken as the nominal {size} GiB"
+            )
+        return int(size * _GIB) if size is not None else None
+
+
+def _with_layout(facts: Facts, request: Request, runtime: Runtime, notes: list[str]) -> Facts:
+    """The layout's operands: an absent degree is 1, absent dp is world/(tp·pp·cp), in a layout that says any degree."""
+    said = request.layout
+    facts = replace(
+        facts,
+        mbs=said.get("mbs"),
+        microbatches=said.get("microbatches"),
+        zero=said.get("zero"),
+        schedule=_schedule(said.get("schedule"), notes),
+        recompute=said.get("recompute"),
+        sp=said.get("sp"),
+        offload_optimizer=_offloads(said.get("offload_optimizer")),
+        offload_param=_offloads(said.get("offload_param")),
+    )
+    if not request.states_layout:
+        if said:
+            notes.append("layout: no degree is stated, so none is assumed")
+        return replace(facts, num_micro_batches=facts.microbatches)
+    ulysses = said.get("ulysses")
+    tp, pp, vpp, ep = (said.get(key, 1) for key in ("tp", "pp", "vpp", "ep"))
+    cp = said.get("cp", ulysses or 1)
+    if "cp" not in said and ulysses:
+        notes.append(f"layout.cp: not stated; ulysses={ulysses} divides the sequence, so cp={ulysses}")
+    facts = replace(facts, tp=tp, pp=pp, vpp=vpp, ep=ep, cp=cp, ulysses=ulysses)
+    facts = replace(facts, etp=_etp(said, facts, runtime, notes))
+    facts = _with_dp(facts, said, runtime)
+    return replace(facts, num_micro_batches=_num_micro_batches(facts))
+
+
+def _schedule(said: Any, notes: list[str]) -> Schedule | None:
+    if said is None:
+        return None
+    try:
+        return Schedule(str(said))
+    except ValueError:
+        notes.append(f"layout.schedule: {said!r} is not known, not judged; known: {', '.join(Schedule)}")
+        return None
+
+
+def _offloads(said: Any) -> bool | None:
+    return None if said is None else said not in (False, "none", "")
+
+
+def _etp(said: Mapping[str, Any], facts: Facts, runtime: Runtime, notes: list[str]) -> int | None:
+    """Stated, or the runtime's default; None where that default differs from 1, which decides the law of ep."""
+    if "etp" in said:
+        return int(said["etp"])
+    if facts.tp == 1 or facts.ep == 1 or runtime.etp_default != "tp":
+        return 1
+    ranks = f"{facts.ep}·{facts.tp} = {(facts.ep or 1) * (facts.tp or 1)}"
+    notes.append(
+        f"layout.etp: not stated, judged as 1; {runtime.name} itself takes etp=tp={facts.tp} where none is given, and then "
+        f"ep·etp = {ranks} must divide dp·cp·tp: say etp"
+    )
+    return None
+
+
+def _with_dp(facts: Facts, said: Mapping[str, Any], runtime: Runtime) -> Facts:
+    """dp and its parts, zero and gather; a bare dp with zero ≥ 1 is dp_shard, and zero with nothing to divide over is 0."""
+    replicas, shards, dp = said.get("dp_replicate"), said.get("dp_shard"), said.get("dp")
+    model_parallel = math.prod(degree or 1 for degree in (facts.tp, facts.pp, facts.cp))
+    if dp is None and (replicas or shards):
+        dp = (replicas or 1) * (shards or 1)
+    if dp is None and facts.world and facts.world % model_parallel == 0:
+        dp = facts.world // model_parallel
+    zero = facts.zero
+    if dp == 1:
+        replicas, shards = 1, 1
+    elif dp is not None and replicas is None and shards is None and not said.get("hsdp"):
+        if zero == 0:
+            replicas, shards = dp, 1
+        elif zero is not None:
+            replicas, shards = 1, dp
+    elif dp is not None and shards is not None and replicas is None and dp % shards == 0:
+        replicas = dp // shards
+    elif dp is not None and replicas is not None and shards is None and dp % replicas == 0:
+        shards = dp // replicas
+    if zero and shards == 1 and facts.cp == 1:
+        zero = 0
+    gather = said.get("gather")
+    if gather is None and zero is not None:
+        gather = {0: "step", 1: "step", 2: runtime.zero2_gather, 3: "use"}[zero]
+    return replace(
+        facts,
+        dp=dp,
+        dp_replicate=replicas,
+        dp_shard=shards,
+        zero=zero,
+        gather=Gather(gather) if gather in tuple(Gather) else None,
+    )
+
+
+def _num_micro_batches(facts: Facts) -> int | None:
+    if facts.microbatches is not None:
+        return facts.microbatches
+    if facts.gbs is None or facts.dp is None or facts.mbs is None or facts.gbs % (facts.dp * facts.mbs):
+        return None
+    return facts.gbs // (facts.dp * facts.mbs)

@@ -1,0 +1,489 @@
+"""The request file: {"model", "cluster", "workload", "runtime", "layout", "pin"}, one JSON document, null = absent.
+
+`check` judges what a request states and leaves the rest unknown (`facts_of` in request_facts.py); `plan` and `predict` need
+a whole one (`complete`), default the rest and list it. Files of collected faults, which call the layout `their_config`, put
+the framework into it and sometimes mbs into the workload, are read too.
+"""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from cost_models.records import (
+    Cluster,
+    Layout,
+    Model,
+    Moe,
+    Optimizer,
+    Precision,
+    RecordError,
+    Runtime,
+    Schedule,
+    StateBytes,
+    Workload,
+    from_json,
+    normalised,
+    parse_tokens,
+)
+from cost_models.records.layout_text import KEYS
+from planner.errors import InputError, NotYetError
+from planner.readers.clusters import FACT_KEYS, cluster_and_defaults, read_cluster
+from planner.readers.documents import read_document
+from planner.readers.models import read_model
+from planner.readers.runtimes import is_known, read_runtime
+
+SECTIONS = ("model", "cluster", "workload", "runtime", "layout", "pin")
+"""Keys of a request."""
+
+_ENVELOPE = frozenset(
+    [
+        "schema_version",
+        "id",
+        "source",
+        "title",
+        "classes",
+        "tags",
+        "observed",
+        "expected",
+        "expect_codes",
+        "expect_feasible",
+        "numeric_target",
+        "config_source",
+        "defaults",
+        "their_config",
+        "current",
+    ]
+)
+"""Further keys of a document that describe the request and change nothing."""
+
+_MODEL_KEYS = frozenset(field.name for field in fields(Model)) | {"num_params", "dims_source"}
+_MOE_KEYS = frozenset(field.name for field in fields(Moe)) | {"dense_layers"}
+_CLUSTER_KEYS = frozenset(FACT_KEYS)
+_WORKLOAD_KEYS = frozenset(("seq", "gbs", "precision", "optimizer", "mbs", "bytes"))
+_LAYOUT_KEYS = frozenset(KEYS.values()) | frozenset(
+    ("framework", "microbatches", "sp", "ulysses", "hsdp", "offload_optimizer", "offload_param")
+)
+_SPELLINGS = {"dpr": "dp_replicate", "dps": "dp_shard", "vp": "vpp", "sched": "schedule", "rc": "recompute"}
+
+_OUT_OF_SCOPE: Mapping[str, str] = {
+    "inference": "inference",
+    "lora": "training of adapters",
+    "adapter": "training of adapters",
+    "peft": "training of adapters",
+    "frozen_base_bytes": "training of adapters (a frozen base)",
+    "packing": "sequence packing",
+    "dynamic_bsz": "reinforcement learning with co-located sampling",
+}
+"""Keys that say that a run is none that Meshwright prices, and what it is."""
+
+_SAMPLERS = ("verl", "nemo-rl", "openrlhf", "skyrl", "art")
+"""Frameworks of reinforcement learning: their training shares its GPUs with sampling."""
+
+DEGREES = ("dp", "dp_replicate", "dp_shard", "tp", "pp", "cp", "ep", "etp", "vpp", "ulysses")
+"""Keys of a layout that make it one; where none is said, the layout is not said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A request as it was written, spelled one way, nothing filled in."""
+
+    model: Mapping[str, Any] | str | None
+    """Dimensions, or a preset's name or a path."""
+    cluster: Mapping[str, Any] | str | None
+    """Facts, or a preset's name or a path."""
+    workload: Mapping[str, Any]
+    """seq gbs precision optimizer bytes."""
+    runtime: str | None
+    """Name of the framework, as written."""
+    layout: Mapping[str, Any]
+    """Field of a layout -> value; mbs is here wherever it was written."""
+    pin: str
+    """Pins, as written."""
+    ignored: tuple[str, ...]
+    """Keys that are not known, as section.key."""
+    scope: tuple[str, ...]
+    """What of it is outside of what Meshwright prices."""
+    source: str
+    """The file, for errors."""
+
+    @property
+    def states_layout(self) -> bool:
+        """At least one degree is said."""
+        return any(key in self.layout for key in DEGREES)
+
+
+def read_request(source: str | Path | Mapping[str, Any]) -> Request:
+    """A request from a file, or from its parsed document. Raises InputError where it is not one."""
+    if isinstance(source, Mapping):
+        return _request_of(source, "request")
+    path = Path(source).expanduser()
+    return _request_of(read_document(path, "a request"), str(path))
+
+
+def _request_of(document: Mapping[str, Any], source: str) -> Request:
+    known = {key: value for key, value in document.items() if value is not None}
+    if not set(known) & {*SECTIONS, "their_config"}:
+        raise InputError(f"{source}: not a request; its keys are {', '.join(SECTIONS)}")
+    ignored = [key for key in known if key not in SECTIONS and key not in _ENVELOPE]
+    if "layout" in known and "their_config" in known:
+        raise InputError(f"{source}: layout and their_config are two names of one thing; say one")
+    layout = _layout_of(known.get("layout", known.get("their_config")), source)
+    workload = _section(known, "workload", source)
+    scope = [text for key, text in _OUT_OF_SCOPE.items() if layout.get(key) or workload.get(key)]
+    if "mbs" in workload:
+        if layout.get("mbs", workload["mbs"]) != workload["mbs"]:
+            raise InputError(
+                f"{source}: mbs={layout['mbs']} in the layout and {workload['mbs']} in the workload; say it once"
+            )
+        layout["mbs"] = workload.pop("mbs")
+    runtime, framework = known.get("runtime"), layout.pop("framework", None)
+    if runtime and framework and runtime != framework:
+        raise InputError(f"{source}: runtime {runtime!r} and framework {framework!r}; say one")
+    name = runtime or framework
+    if isinstance(name, str) and any(name.lower().startswith(sampler) for sampler in _SAMPLERS):
+        scope.append("reinforcement learning with co-located sampling")
+    sections = {
+        "model": (_section_or_text(known, "model", source), _MODEL_KEYS),
+        "cluster": (
+            _section_or_text(known, "cluster", source),
+            _CLUSTER_KEYS | {"pools", "fabric", "rails", "exceptions"},
+        ),
+        "workload": (workload, _WORKLOAD_KEYS),
+        "layout": (layout, _LAYOUT_KEYS),
+    }
+    for section, (value, legal) in sections.items():
+        if isinstance(value, Mapping):
+            ignored += [f"{section}.{key}" for key in value if key not in legal]
+    model = sections["model"][0]
+    if isinstance(model, Mapping) and isinstance(model.get("moe"), Mapping):
+        ignored += [f"model.moe.{key}" for key in model["moe"] if key not in _MOE_KEYS]
+    return Request(
+        model=model,
+        cluster=sections["cluster"][0],
+        workload=workload,
+        runtime=_text(name, "runtime", source),
+        layout=layout,
+        pin=_text(known.get("pin"), "pin", source) or "",
+        ignored=tuple(key for key in ignored if key.rsplit(".", 1)[-1] not in _OUT_OF_SCOPE),
+        scope=tuple(dict.fromkeys(scope)),
+        source=source,
+    )
+
+
+def _text(value: Any, name: str, source: str) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    raise InputError(f"{source}: {name} is {value!r}; expected a text")
+
+
+def _section(document: Mapping[str, Any], name: str, source: str) -> dict[str, Any]:
+    value = document.get(name, {})
+    if not isinstance(value, Mapping):
+        raise InputError(f"{source}: {name} is {value!r}; expected an object")
+    return {key: item for key, item in value.items() if item is not None}
+
+
+def _section_or_text(document: Mapping[str, Any], name: str, source: str) -> dict[str, Any] | str | None:
+    value = document.get(name)
+    if value is None or isinstance(value, str):
+        return value
+    return _section(document, name, source)
+
+
+def _layout_of(value: Any, source: str) -> dict[str, Any]:
+    """The layout's fields, from its text or its object; numbers are checked, spellings made one."""
+    if isinstance(value, str):
+        return dict(parse_tokens(value))
+    said = _section({"layout": value} if value is not None else {}, "layout", source)
+    layout: dict[str, Any] = {}
+    for key, item in said.items():
+        field = _SPELLINGS.get(key, key)
+        if field in layout:
+            raise InputError(f"{source}: the layout says {field} twice; say it once")
+        layout[field] = item
+    if "dp" in layout and "dp_replicate" in layout and "dp_shard" in layout:
+        if layout["dp"] != layout["dp_replicate"] * layout["dp_shard"]:
+            raise InputError(
+                f"{source}: the layout says dp beside dp_replicate and dp_shard; say dp alone, or both of its parts"
+            )
+        del layout["dp"]
+    for field in (*DEGREES, "mbs", "microbatches", "zero"):
+        number, least = layout.get(field), 0 if field == "zero" else 1
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < least):
+            raise InputError(f"{source}: layout.{field}={number!r}; a whole number from {least} is needed")
+    if layout.get("zero", 0) > 3:
+        raise InputError(f"{source}: layout.zero={layout['zero']}; legal values: 0, 1, 2, 3")
+    for field in ("schedule", "gather", "recompute"):
+        if isinstance(layout.get(field), str):
+            layout[field] = layout[field].lower()
+    if layout.get("recompute") == "stages":
+        raise InputError(
+            f"{source}: recompute=stages is what a plan says whose stages differ; a request names one kind"
+        )
+    return layout
+
+
+# Whole requests, for plan and predict -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompleteRequest:
+    """What plan and predict work on."""
+
+    model: Model
+    """The network."""
+    cluster: Cluster
+    """What it runs on."""
+    workload: Workload
+    """What it is trained on."""
+    runtime: Runtime
+    """What it runs with."""
+    layout: Layout | None
+    """The layout to predict, or today's; None where the request has none."""
+    pin: str
+    """Pins, as written."""
+    defaults: Mapping[str, str]
+    """What was not said -> how it was taken."""
+
+
+def complete(request: Request, *, needs_layout: bool = False) -> CompleteRequest:
+    """The request with everything filled in. Raises InputError for what is wrong or absent, NotYetError by name."""
+    _refuse_scope(request)
+    _refuse_unknown(request)
+    defaults: dict[str, str] = {}
+    model = _model(request, defaults)
+    cluster = _cluster(request, defaults)
+    runtime = _runtime(request, defaults)
+    workload = _workload(request, defaults)
+    layout = None
+    if request.states_layout or request.layout:
+        layout = _layout(request, runtime, workload, cluster.num_gpus, defaults)
+    elif needs_layout:
+        raise InputError(f"{request.source}: there is no layout; say one, as in `tp8 pp4 dp4 zero1 mbs1`")
+    return CompleteRequest(
+        model=model,
+        cluster=cluster,
+        workload=workload,
+        runtime=_with_bytes(runtime, request, workload),
+        layout=layout,
+        pin=request.pin,
+        defaults=defaults,
+    )
+
+
+def _refuse_scope(request: Request) -> None:
+    if request.scope:
+        raise NotYetError(
+            f"{request.source}: {' and '.join(request.scope)} is not planned or predicted yet; Meshwright prices full-parameter "
+            "training (`check` judges the laws of such a request)"
+        )
+    for key in ("ulysses", "offload_optimizer", "offload_param"):
+        if request.layout.get(key) not in (None, False, 1, "none"):
+            raise NotYetError(
+                f"{request.source}: layout.{key}={request.layout[key]} is not priced yet (`check` judges its laws)"
+            )
+
+
+def _refuse_unknown(request: Request) -> None:
+    legal = {"model": _MODEL_KEYS, "cluster": _CLUSTER_KEYS, "workload": _WORKLOAD_KEYS, "layout": _LAYOUT_KEYS}
+    for path in request.ignored:
+        section, _, key = path.partition(".")
+        known = sorted(_MOE_KEYS if key.startswith("moe.") else legal.get(section, SECTIONS) if key else SECTIONS)
+        near = difflib.get_close_matches(path.rsplit(".", 1)[-1], known, n=2, cutoff=0.5)
+        hint = f"; did you mean {' or '.join(near)}?" if near else "."
+        raise InputError(f"{request.source}: {path!r} is not a key of a request{hint} Known there: {', '.join(known)}")
+
+
+_NEEDED = ("num_layers", "hidden", "ffn", "heads", "vocab")
+"""Dimensions that nothing else implies."""
+
+
+def _model(request: Request, defaults: dict[str, str]) -> Model:
+    said = request.model
+    if said is None:
+        raise InputError(f"{request.source}: there is no model; name a preset, an HF config.json, or dimensions")
+    if isinstance(said, str):
+        return read_model(said)
+    if not set(said) - {"name", "dims_source", "num_params"} and "name" in said:
+        return read_model(said["name"])
+    missing = [key for key in _NEEDED if key not in said]
+    if missing:
+        raise InputError(
+            f"{request.source}: the model lacks {', '.join(missing)}; give the dimensions {', '.join(_NEEDED)} at least, or a preset"
+        )
+    values = {key: value for key, value in said.items() if key not in ("num_params", "dims_source")}
+    values.setdefault("name", "model")
+    for key, value in (("kv_heads", values["heads"]), ("head_dim", _head_dim(values, request.source))):
+        if key not in values:
+            values[key], defaults[f"model.{key}"] = value, f"{value}"
+    for key in ("tie_embeddings", "gated_mlp", "norm", "positions"):
+        if key not in values:
+            default = next(field.default for field in fields(Model) if field.name == key)
+            defaults[f"model.{key}"] = str(default).lower()
+    return model_of(values, request.source)
+
+
+def _head_dim(values: Mapping[str, Any], source: str) -> int:
+    hidden, heads = values["hidden"], values["heads"]
+    if "head_dim" not in values and hidden % heads:
+        raise InputError(f"{source}: hidden={hidden} is not divisible by heads={heads}; give head_dim")
+    return int(hidden // heads)
+
+
+def model_of(values: Mapping[str, Any], source: str) -> Model:
+    """The model of a request's dimensions. Raises InputError where they contradict one another."""
+    data = dict(values)
+    if isinstance(data.get("moe"), Mapping):
+        moe = {key: value for key, value in data["moe"].items() if value is not None}
+        if "dense_layers" in moe:
+            moe["num_dense_layers"] = moe.pop("dense_layers")
+        data["moe"] = moe
+    try:
+        return from_json(Model, data, "model")
+    except RecordError as error:
+        raise InputError(f"{source}: {error}") from None
+
+
+def _cluster(request: Request, defaults: dict[str, str]) -> Cluster:
+    said = request.cluster
+    if said is None:
+        raise InputError(f"{request.source}: there is no cluster; name one, as in h100x64, or a cluster file")
+    if isinstance(said, str):
+        return read_cluster(said)
+    try:
+        if "pools" in said:
+            return from_json(Cluster, dict(said), "cluster")
+        cluster, more = cluster_and_defaults(said)
+    except (InputError, RecordError) as error:
+        raise InputError(f"{request.source}: {error}") from None
+    defaults |= more
+    return cluster
+
+
+def _runtime(request: Request, defaults: dict[str, str]) -> Runtime:
+    if request.runtime is None:
+        defaults["runtime"] = "torch"
+        return read_runtime("torch")
+    if not is_known(request.runtime):
+        defaults["runtime"] = f"generic (there is no record of {request.runtime!r})"
+    runtime = read_runtime(request.runtime)
+    sp = request.layout.get("sp")
+    if sp is not None and bool(sp) != runtime.sequence_parallel:
+        if runtime.name == "torch":
+            raise NotYetError(
+                f"{request.source}: runtime torch always divides the sequence over tp; sp={sp} is not built"
+            )
+        return replace(runtime, sequence_parallel=bool(sp))
+    return runtime
+
+
+def _workload(request: Request, defaults: dict[str, str]) -> Workload:
+    said = {key: value for key, value in request.workload.items() if key != "bytes"}
+    for key in ("seq", "gbs"):
+        if key not in said:
+            raise InputError(
+                f"{request.source}: the workload lacks {key}: {'tokens of a sequence' if key == 'seq' else 'sequences of a step'}"
+            )
+    for key, default in (("precision", Precision.BF16), ("optimizer", Optimizer.ADAMW)):
+        if key not in said:
+            defaults[f"workload.{key}"] = default.value
+    try:
+        return from_json(Workload, said, "workload")
+    except RecordError as error:
+        raise InputError(f"{request.source}: {error}") from None
+
+
+def bytes_of(request: Request) -> StateBytes | None:
+    """Bytes per parameter, where the request says them: {weight, grad, optim}."""
+    said = request.workload.get("bytes")
+    if said is None:
+        return None
+    names = {
+        "weight": "weight",
+        "grad": "gradient",
+        "gradient": "gradient",
+        "optim": "optimizer",
+        "optimizer": "optimizer",
+    }
+    try:
+        return from_json(StateBytes, {names.get(key, key): value for key, value in said.items()}, "workload.bytes")
+    except (RecordError, AttributeError):
+        raise InputError(
+            f"{request.source}: workload.bytes={said!r}; expected an object of bytes per parameter: weight, grad, optim"
+        ) from None
+
+
+def _with_bytes(runtime: Runtime, request: Request, workload: Workload) -> Runtime:
+    said = bytes_of(request)
+    if said is None:
+        return runtime
+    return replace(runtime, state_bytes={**runtime.state_bytes, workload.precision.value: said})
+
+
+def _layout(request: Request, runtime: Runtime, workload: Workload, world: int, defaults: dict[str, str]) -> Layout:
+    """The layout of a request: an absent degree is 1, absent dp is world/(tp·pp·cp)."""
+    said = {key: value for key, value in request.layout.items() if key in KEYS.values()}
+    for key in ("tp", "pp", "cp", "ep", "vpp"):
+        if key not in said:
+            said[key], defaults[f"layout.{key}"] = 1, "1"
+    if "etp" not in said:
+        said["etp"] = said["tp"] if runtime.etp_default == "tp" and said["ep"] > 1 else 1
+        defaults["layout.etp"] = f"{said['etp']} ({runtime.name}'s)"
+    said.setdefault("zero", 0)
+    if "zero" not in request.layout:
+        defaults["layout.zero"] = "0"
+    _fill_dp(said, request, world, defaults)
+    _fill_mbs(said, request, workload, defaults)
+    if "schedule" not in said:
+        said["schedule"] = (Schedule.INTERLEAVED if said["vpp"] > 1 else Schedule.ONE_F_ONE_B).value
+        defaults["layout.schedule"] = said["schedule"]
+    if "recompute" not in said:
+        said["recompute"] = "none"
+        defaults["layout.recompute"] = "none"
+    elif said["recompute"] not in runtime.recompute_kinds:
+        raise InputError(
+            f"{request.source}: recompute={said['recompute']} is not a kind of {runtime.name}; legal: {', '.join(runtime.recompute_kinds)}"
+        )
+    try:
+        said["schedule"] = Schedule(said["schedule"])
+        return normalised(micro_gather=runtime.zero2_gather, **said)
+    except ValueError as error:
+        legal = f"; schedules: {', '.join(Schedule)}" if not isinstance(error, RecordError) else ""
+        raise InputError(f"{request.source}: layout: {error}{legal}") from None
+
+
+def _fill_dp(said: dict[str, Any], request: Request, world: int, defaults: dict[str, str]) -> None:
+    """dp and its parts; the world's GPUs where nothing is said."""
+    model_parallel = said["tp"] * said["pp"] * said["cp"]
+    if not {"dp", "dp_replicate", "dp_shard"} & set(said):
+        if world % model_parallel:
+            raise InputError(
+                f"{request.source}: world={world} is not divisible by tp·pp·cp = {model_parallel}, so that dp cannot be worked out; "
+                "say dp, or take degrees that divide the world"
+            )
+        said["dp"] = world // model_parallel
+        defaults["layout.dp"] = f"{said['dp']} (world/(tp·pp·cp))"
+    if "dp" in said and {"dp_replicate", "dp_shard"} & set(said):
+        part, other = ("dp_shard", "dp_replicate") if "dp_shard" in said else ("dp_replicate", "dp_shard")
+        if said["dp"] % said[part]:
+            raise InputError(f"{request.source}: dp={said['dp']} is not divisible by {part}={said[part]}")
+        said[other] = said.pop("dp") // said[part]
+    if request.layout.get("hsdp") and "dp" in said and said["zero"] >= 1:
+        raise InputError(f"{request.source}: hsdp without its two sizes; say dp_replicate and dp_shard")
+
+
+def _fill_mbs(said: dict[str, Any], request: Request, workload: Workload, defaults: dict[str, str]) -> None:
+    """mbs, from the number of micro-batches where that is said."""
+    dp = said["dp"] if "dp" in said else said.get("dp_replicate", 1) * said.get("dp_shard", 1)
+    count = request.layout.get("microbatches")
+    if count is not None:
+        mbs, rest = divmod(workload.gbs, dp * count)
+        if rest or said.get("mbs", mbs) != mbs or not mbs:
+            raise InputError(
+                f"{request.source}: gbs={workload.gbs} is not dp·mbs·microbatches = {dp}·{said.get('mbs', 'mbs')}·{count}"
+            )
+        said["mbs"] = mbs
+    elif "mbs" not in said:
+        said["mbs"], defaults["layout.mbs"] = 1, "1"
