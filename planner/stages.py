@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -60,6 +60,13 @@ class StageColumns:
     def load_s(self) -> FloatArray:
         """(N,) t: forward and backward with half of each hop at either end."""
         return self.forward_s + self.backward_s + 2 * self.half_hops_s
+
+    @classmethod
+    def joined(cls, *parts: "StageColumns") -> "StageColumns":
+        """All of them, sorted by stage, first and last block."""
+        arrays = {e.name: np.concatenate([getattr(part, e.name) for part in parts]) for e in fields(cls)}
+        order = np.lexsort((arrays["last"], arrays["first"], arrays["stage"]))
+        return cls(**{name: values[order] for name, values in arrays.items()})
 
     def take(self, chosen: IntArray | np.ndarray) -> "StageColumns":
         """The columns of these numbers, or of this mask."""
@@ -117,6 +124,10 @@ class CellProblem:
         """Where the columns of each virtual stage lie."""
         edges = np.searchsorted(self.columns.stage, np.arange(self.num_stages + 1))
         return tuple(slice(int(a), int(b)) for a, b in itertools.pairwise(edges))
+
+    def with_columns(self, columns: StageColumns) -> "CellProblem":
+        """The same cell with other columns."""
+        return replace(self, columns=columns)
 
     def heaviest_s(self, below_s: float) -> float:
         """The largest load of a column of a plan with J ≤ `below_s`; infinite where one micro-batch makes the load count once."""
@@ -203,3 +214,90 @@ def _filter_group(table: np.ndarray, alive: np.ndarray, start: int, end: int) ->
         alive[rest[beaten]] = False
         rows = np.concatenate((rows[: position + 1], rest[~beaten]))
         position += 1
+
+
+# --- which columns there are ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Spans:
+    """The blocks that virtual stages may hold; arrays (n,), sorted by stage, first, last."""
+
+    stage: IntArray
+    first: IntArray
+    last: IntArray
+
+    def __len__(self) -> int:
+        return len(self.stage)
+
+
+def chunk_spans(num_layers: int, num_stages: int) -> Spans:
+    """As many layers in every virtual stage, embedding in the first, head in the last."""
+    each, rest = divmod(num_layers, num_stages)
+    if rest or not each:
+        nothing = np.empty(0, dtype=np.intp)
+        return Spans(stage=nothing, first=nothing, last=nothing)
+    stage = np.arange(num_stages)
+    first, last = 1 + stage * each, (stage + 1) * each
+    first[0], last[-1] = 0, num_layers + 1
+    return Spans(stage=stage, first=first, last=last)
+
+
+def free_spans(block_s: FloatArray, num_stages: int, heaviest_s: float) -> Spans:
+    """Every span that takes at most `heaviest_s` and lies on a chain of such spans from the first block to the last.
+
+    block_s: (K,) a lower bound on the load of each block. Spans that no chain can use are left out: stage s begins no later
+    than s spans can reach, and ends where the spans after it still reach the end.
+    """
+    num_blocks = len(block_s)
+    done = np.append(0.0, np.cumsum(block_s))
+    limit = heaviest_s * (1 + EXACT)
+    # furthest node from each node in one span, and the nearest node from which one span reaches each node
+    furthest = np.minimum(np.searchsorted(done, done + limit, side="right") - 1, num_blocks)
+    nearest = np.searchsorted(done, done - limit, side="left")
+    most, least = np.empty(num_stages + 1, dtype=np.intp), np.empty(num_stages + 1, dtype=np.intp)
+    most[0], least[num_stages] = 0, num_blocks
+    for stage in range(num_stages):
+        most[stage + 1] = min(furthest[most[stage]], num_blocks - (num_stages - 1 - stage))
+        least[num_stages - 1 - stage] = max(nearest[least[num_stages - stage]], num_stages - 1 - stage)
+    least[0], most[num_stages] = max(least[0], 0), most[num_stages]
+    if least[0] > 0 or most[num_stages] < num_blocks or (least > most).any():
+        nothing = np.empty(0, dtype=np.intp)
+        return Spans(stage=nothing, first=nothing, last=nothing)
+    stages, firsts, lasts = [], [], []
+    for stage in range(num_stages):
+        begin = np.arange(least[stage], most[stage] + 1)
+        low = np.maximum(begin + 1, least[stage + 1])
+        high = np.minimum(furthest[begin], most[stage + 1])
+        counts = np.maximum(high - low + 1, 0)
+        first = np.repeat(begin, counts)
+        offset = np.arange(len(first)) - np.repeat(np.cumsum(counts) - counts, counts)
+        stages.append(np.full(len(first), stage))
+        firsts.append(first)
+        lasts.append(np.repeat(low, counts) + offset - 1)
+    return Spans(stage=np.concatenate(stages), first=np.concatenate(firsts), last=np.concatenate(lasts))
+
+
+@lru_cache(maxsize=1024)
+def _compositions(total: int, parts: int) -> IntArray:
+    """(C, parts) every way to write `total` as a sum of `parts` counts, the first kind's count falling."""
+    if parts == 1:
+        return np.array([[total]])
+    blocks = []
+    for head in range(total, -1, -1):
+        rest = _compositions(total - head, parts - 1)
+        blocks.append(np.column_stack((np.full(len(rest), head), rest)))
+    return np.concatenate(blocks)
+
+
+def recompute_choices(num_layers: IntArray, kinds: Sequence[int], num_kinds: int) -> tuple[IntArray, IntArray]:
+    """Every way to recompute each of n columns: (row of the column, counts (N, num_kinds)).
+
+    num_layers: (n,) layers of each column; kinds: numbers of the kinds that may be used.
+    """
+    tables = {int(layers): _compositions(int(layers), len(kinds)) for layers in np.unique(num_layers)}
+    rows = np.repeat(np.arange(len(num_layers)), [len(tables[int(layers)]) for layers in num_layers])
+    counts = np.zeros((len(rows), num_kinds), dtype=np.int64)
+    if len(rows):
+        counts[:, list(kinds)] = np.concatenate([tables[int(layers)] for layers in num_layers])
+    return rows, counts

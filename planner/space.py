@@ -1,0 +1,363 @@
+"""The cells of a search: every layout of the degrees that the laws allow here, and the refusals with their reasons.
+
+A cell fixes dp, cp, tp, ep, etp, pp, virtual stages, micro-batch size and schedule; its options (split of dp, ZeRO, gather)
+are further entries of the same family. What the runtime's severities call an error restricts the space, and so do the pins.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+
+import numpy as np
+
+from cost_models.laws import LAWS, Facts, Law, divisors, first_breach
+from cost_models.problem import Cells, IntArray
+from cost_models.records import Cluster, Gather, Layout, Model, Runtime, Schedule, Severity, Workload
+from cost_models.records.layout import LEGAL_GATHER
+from cost_models.schedules import schedule_needs
+from planner.errors import InfeasibleError, InputError
+from planner.readers.pins import Pins
+
+SCHEDULES = (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED, Schedule.GPIPE)
+"""Schedules whose plans are searched."""
+MOST_MICRO_BATCH = 16
+"""Largest micro-batch, in sequences: beyond it kernels are no faster and the pipeline only has fewer micro-batches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A reason why layouts are not in the space."""
+
+    code: str
+    """Law, pin, or need of the schedule."""
+    reason: str
+    """In words."""
+    count: int
+    """Branches of the enumeration that it closed."""
+    example: str
+    """The degrees of the first one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Space:
+    """All cells, each option an entry of its own."""
+
+    cells: Cells
+    families: IntArray
+    """(n,) entries of the same number differ in options only."""
+    recompute_kinds: tuple[str, ...]
+    """Kinds of recompute that stages may use."""
+    even_stages: bool
+    """The runtime cannot split layers unevenly: as many layers on every stage."""
+    refusals: tuple[Refusal, ...]
+    """What the laws and pins left out."""
+    restrictions: tuple[str, ...]
+    """What the space never holds, in words."""
+
+    def __len__(self) -> int:
+        return len(self.cells)
+
+    def find(self, layout: Layout) -> int | None:
+        """Number of the entry with these degrees and options, whatever its recompute; None where it is not in the space."""
+        same = np.ones(len(self), dtype=bool)
+        for entry in fields(Layout):
+            if entry.name != "recompute":
+                same &= getattr(self.cells, entry.name) == getattr(layout, entry.name)
+        found = np.flatnonzero(same)
+        return int(found[0]) if len(found) else None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Log:
+    """Refusals while they are counted."""
+
+    reasons: dict[str, str] = field(default_factory=dict)
+    examples: dict[str, str] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def add(self, code: str, reason: str, **degrees: object) -> None:
+        if code not in self.reasons:
+            self.reasons[code] = reason
+            self.examples[code] = " ".join(f"{name}={value}" for name, value in degrees.items())
+        self.counts[code] += 1
+
+    def refusals(self) -> tuple[Refusal, ...]:
+        return tuple(
+            Refusal(code=code, reason=self.reasons[code], count=count, example=self.examples[code])
+            for code, count in self.counts.most_common()
+        )
+
+
+def enumerate_cells(
+    *,
+    model: Model,
+    cluster: Cluster,
+    workload: Workload,
+    runtime: Runtime,
+    pins: Pins | None = None,
+    worlds: Collection[int] | None = None,
+    extra: Sequence[Layout] = (),
+) -> Space:
+    """The legal cells on `worlds` ranks (all GPUs of the cluster by default), and `extra` layouts whatever the pins say.
+
+    InputError for a world that the cluster has not; InfeasibleError, with the commonest reasons, where nothing is legal.
+    """
+    chosen = sorted({cluster.num_gpus} if worlds is None else set(worlds))
+    _check_worlds(chosen, cluster)
+    pins = pins or Pins()
+    builder = _Builder(
+        facts=_base_facts(model, cluster, workload, runtime), runtime=runtime, pins=pins, log=_Log(), families={}
+    )
+    for world in chosen:
+        builder.add_world(world)
+    for layout in extra:
+        builder.add_extra(layout)
+    kinds = tuple(kind for kind in runtime.recompute_kinds if pins.allows_value("recompute", kind))
+    if not builder.rows or not kinds:
+        raise _nothing_legal(builder.log, kinds, runtime, pins)
+    columns = dict(zip(_NAMES, zip(*builder.rows, strict=True), strict=True))
+    objects = {}
+    for name in ("gather", "schedule"):
+        objects[name] = np.empty(len(builder.rows), dtype=object)
+        objects[name][:] = columns.pop(name)
+    family = np.array(columns.pop("family"))
+    cells = Cells(**{name: np.array(values, dtype=np.int64) for name, values in columns.items()}, **objects)
+    return Space(
+        cells=cells,
+        families=family,
+        recompute_kinds=kinds,
+        even_stages=not runtime.uneven_stages,
+        refusals=builder.log.refusals(),
+        restrictions=_restrictions(runtime, pins, chosen, cluster),
+    )
+
+
+_NAMES = (
+    "dp_replicate",
+    "dp_shard",
+    "cp",
+    "tp",
+    "ep",
+    "etp",
+    "pp",
+    "vpp",
+    "mbs",
+    "zero",
+    "gather",
+    "schedule",
+    "family",
+)
+
+
+def _check_worlds(worlds: Sequence[int], cluster: Cluster) -> None:
+    for world in worlds:
+        if not 1 <= world <= cluster.num_gpus:
+            raise InputError(
+                f"--gpus {world}: cluster {cluster.name!r} has {cluster.num_gpus} GPUs; legal: 1..{cluster.num_gpus}, "
+                f"or a larger cluster"
+            )
+
+
+def _base_facts(model: Model, cluster: Cluster, workload: Workload, runtime: Runtime) -> Facts:
+    kind = cluster.pools[0].kind
+    return Facts(
+        num_layers=model.num_layers,
+        hidden=model.hidden,
+        ffn=model.ffn,
+        heads=model.heads,
+        kv_heads=model.kv_heads,
+        head_dim=model.head_dim,
+        vocab=model.vocab,
+        tie_embeddings=model.tie_embeddings,
+        num_experts=0 if model.moe is None else model.moe.num_experts,
+        moe_ffn=None if model.moe is None else model.moe.moe_ffn,
+        num_params=model.num_params,
+        gpus_per_node=kind.gpus_per_node,
+        domain_size=kind.domain_size,
+        seq=workload.seq,
+        gbs=workload.gbs,
+        precision=workload.precision.value,
+        sp=runtime.sequence_parallel,
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Builder:
+    """Walks the degrees from the outside in, and asks at each step the laws that have just become decidable."""
+
+    facts: Facts
+    runtime: Runtime
+    pins: Pins
+    log: _Log
+    families: dict[tuple[object, ...], int]
+    rows: list[tuple[object, ...]] = field(default_factory=list)
+    options: dict[tuple[int, bool], list[tuple[int, int, int, Gather]]] = field(default_factory=dict)
+    laws: dict[tuple[str, ...], tuple[Law, ...]] = field(default_factory=dict)
+
+    def add_world(self, world: int) -> None:
+        """All cells on exactly `world` ranks. cp, ep and etp are 1."""
+        base = replace(self.facts, world=world, cp=1, ep=1, etp=1)
+        if not all(self.pinned(name, 1) for name in ("cp", "ep", "etp")):
+            return
+        for tp in divisors(world):
+            by_tp = replace(base, tp=tp)
+            if not self.pinned("tp", tp) or not self.legal(by_tp, ("tp", "world", "cp", "ep", "etp")):
+                continue
+            for pp in divisors(world // tp):
+                dp = world // (tp * pp)
+                by_pp = replace(by_tp, pp=pp, dp=dp)
+                if not (self.pinned("pp", pp) and self.pinned("dp", dp)):
+                    continue
+                if not self.legal(by_pp, ("pp", "dp")):
+                    continue
+                for schedule, vpp in self.pipelines(by_pp, pp):
+                    self.add_batches(by_pp, schedule, vpp)
+
+    def pinned(self, name: str, value: object) -> bool:
+        """Whether the pins let a field have this value; counted where not."""
+        allowed = self.pins.allows_value(name, value)
+        if not allowed:
+            pin = next(pin for pin in self.pins.pins if pin.field == name)
+            self.log.add(f"pin {name}", f"the pin {pin}", **{name: value})
+        return allowed
+
+    def legal(self, facts: Facts, fresh: tuple[str, ...]) -> bool:
+        """Whether every law that the `fresh` operands make decidable holds; counted where not."""
+        if fresh not in self.laws:
+            known = {entry.name for entry in fields(facts) if getattr(facts, entry.name) is not None}
+            self.laws[fresh] = tuple(
+                law
+                for law in LAWS
+                if law.severity_of(self.runtime) is Severity.ERROR
+                and known.issuperset(law.operands)
+                and set(fresh) & {*law.operands, *law.optional}
+            )
+        broken = first_breach(self.laws[fresh], facts, self.runtime)
+        if broken is not None:
+            degrees = {name: getattr(facts, name) for name in (*broken.operands, *broken.optional)}
+            self.log.add(broken.code, broken.statement, **{k: v for k, v in degrees.items() if v is not None})
+        return broken is None
+
+    def pipelines(self, facts: Facts, pp: int) -> Iterator[tuple[Schedule, int]]:
+        """(schedule, vpp) that the runtime has and whose stages can be filled."""
+        layers = facts.num_layers or 0
+        available = [schedule for schedule in SCHEDULES if schedule in self.runtime.schedules]
+        if pp == 1:
+            plain = next((s for s in available if s is not Schedule.INTERLEAVED), Schedule.ONE_F_ONE_B)
+            if self.pinned("vpp", 1):
+                yield self.pinned_schedule_without_pipeline(plain), 1
+            return
+        for schedule in available:
+            if not self.pinned("schedule", schedule):
+                continue
+            chunks = (
+                [v for v in divisors(layers // pp) if v > 1] if schedule is Schedule.INTERLEAVED and layers % pp == 0 else [1]
+            )
+            if schedule is Schedule.INTERLEAVED and (layers % pp or not chunks):
+                self.log.add("equal chunks", "interleaved: as many layers in every virtual stage", num_layers=layers, pp=pp)
+                continue
+            for vpp in chunks:
+                if vpp == 1 and not self.runtime.uneven_stages and layers % pp:
+                    self.log.add("equal stages", "the runtime cannot split layers unevenly", num_layers=layers, pp=pp)
+                    continue
+                by_schedule = replace(facts, schedule=schedule, vpp=vpp)
+                if self.pinned("vpp", vpp) and self.legal(by_schedule, ("schedule", "vpp")):
+                    yield schedule, vpp
+
+    def pinned_schedule_without_pipeline(self, plain: Schedule) -> Schedule:
+        """With pp = 1 every schedule is plain accumulation, so a pin on it names what is written down."""
+        named = (s for s in (Schedule.ONE_F_ONE_B, Schedule.GPIPE) if self.pins.allows_value("schedule", s))
+        return plain if self.pins.allows_value("schedule", plain) else next(named, plain)
+
+    def add_batches(self, facts: Facts, schedule: Schedule, vpp: int) -> None:
+        """All micro-batch sizes and options of one pipeline."""
+        dp, pp, gbs = facts.dp or 1, facts.pp or 1, facts.gbs or 1
+        if gbs % dp:
+            self.log.add("GBS_MOD_MBSDP", "gbs % (mbs·dp) = 0", gbs=gbs, dp=dp)
+            return
+        for mbs in divisors(gbs // dp):
+            # a pin may ask for more than the search offers
+            if mbs > MOST_MICRO_BATCH and "mbs" not in self.pins.fields:
+                break
+            num_micro = gbs // dp // mbs
+            by_batch = replace(facts, schedule=schedule, vpp=vpp, mbs=mbs, num_micro_batches=num_micro)
+            if not self.pinned("mbs", mbs) or not self.legal(by_batch, ("mbs", "num_micro_batches")):
+                continue
+            need = next((n for n in schedule_needs(schedule) if pp > 1 and not n.holds(pp, vpp, num_micro)), None)
+            if need is not None:
+                self.log.add(f"schedule {schedule}", need.law, pp=pp, vpp=vpp, num_micro_batches=num_micro)
+                continue
+            degrees = (1, facts.tp, 1, 1, pp, vpp, mbs)
+            family = self.families.setdefault((dp, *degrees, schedule), len(self.families))
+            self.rows.extend(
+                (replicate, shard, *degrees, zero, gather, schedule, family)
+                for replicate, shard, zero, gather in self.options_of(by_batch)
+            )
+
+    def options_of(self, facts: Facts) -> list[tuple[int, int, int, Gather]]:
+        """(dp_replicate, dp_shard, zero, gather) of a data-parallel degree."""
+        dp, pipeline = facts.dp or 1, (facts.pp or 1) > 1
+        if (dp, pipeline) not in self.options:
+            found = []
+            for zero in self.runtime.zero_levels_with_pp if pipeline else self.runtime.zero_levels:
+                shards = [1] if zero == 0 else [shard for shard in divisors(dp) if shard > 1]
+                gather = Gather(self.runtime.zero2_gather) if zero == 2 else Gather(LEGAL_GATHER[zero][0])
+                for shard in shards:
+                    by_option = replace(facts, zero=zero, gather=gather, dp_shard=shard, dp_replicate=dp // shard)
+                    names = {"zero": zero, "gather": gather, "dp_shard": shard, "dp_replicate": dp // shard}
+                    if all(self.pinned(name, value) for name, value in names.items()) and self.legal(
+                        by_option, ("zero", "gather", "dp_shard", "dp_replicate")
+                    ):
+                        found.append((dp // shard, shard, zero, gather))
+            self.options[dp, pipeline] = found
+        return self.options[dp, pipeline]
+
+    def add_extra(self, layout: Layout) -> None:
+        """One layout that must be in the space."""
+        row = tuple(getattr(layout, name) for name in _NAMES[:-1])
+        if any(row == known[:-1] for known in self.rows):
+            return
+        key = (layout.dp, *row[2:9], layout.schedule)
+        self.rows.append((*row, self.families.setdefault(key, len(self.families))))
+
+
+def _nothing_legal(log: _Log, kinds: Sequence[str], runtime: Runtime, pins: Pins) -> InfeasibleError | InputError:
+    if not kinds:
+        return InputError(
+            f"the pins allow no kind of recompute of runtime {runtime.name!r}; legal: {', '.join(runtime.recompute_kinds)}"
+        )
+    told = "; ".join(f"{r.code} ({r.reason}) closed {r.count}, first {r.example}" for r in log.refusals()[:4])
+    pinned = f" with the pins {pins}" if pins.pins else ""
+    return InfeasibleError(f"no layout is legal here{pinned}: {told}")
+
+
+def _restrictions(runtime: Runtime, pins: Pins, worlds: Sequence[int], cluster: Cluster) -> tuple[str, ...]:
+    """What is not in the space, and why."""
+    told = [
+        "context parallelism and expert parallelism (cp, ep > 1) are not searched yet",
+        "a stage's replicas on two GPU types, unequal micro-batch shares, and tp per stage are never in the space",
+        "rank order: tp, cp, dp_shard, dp_replicate, pp from the inside out",
+        "interleaved: as many layers in every virtual stage, embedding in the first, head in the last",
+        "recompute serves memory alone: a device that fits without it has none",
+    ]
+    if "mbs" not in pins.fields:
+        told.append(f"micro-batches of more than {MOST_MICRO_BATCH} sequences")
+    missing = [schedule.value for schedule in SCHEDULES if schedule not in runtime.schedules]
+    if missing:
+        told.append(f"runtime {runtime.name} has no schedule {', '.join(missing)}")
+    unsearched = [schedule.value for schedule in runtime.schedules if schedule not in SCHEDULES]
+    if unsearched:
+        told.append(f"schedules that are not searched yet: {', '.join(unsearched)}")
+    if not runtime.uneven_stages:
+        told.append(f"runtime {runtime.name}: as many layers on every stage (no way is known to split them unevenly)")
+    levels = [zero for zero in (1, 2, 3) if zero not in runtime.zero_levels]
+    if levels:
+        told.append(f"runtime {runtime.name} does not realise ZeRO {', '.join(map(str, levels))}")
+    with_pp = [zero for zero in runtime.zero_levels if zero not in runtime.zero_levels_with_pp]
+    if with_pp:
+        told.append(f"runtime {runtime.name} does not realise ZeRO {', '.join(map(str, with_pp))} where pp > 1")
+    if worlds != [cluster.num_gpus]:
+        told.append(f"worlds of {', '.join(map(str, worlds)) if len(worlds) < 6 else f'{worlds[0]}..{worlds[-1]}'} GPUs")
+    if pins.pins:
+        told.append(f"pinned: {pins}")
+    return tuple(told)
