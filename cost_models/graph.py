@@ -5,7 +5,7 @@ direction, and `link`, its class. The view is either the whole cluster, or one f
 fabric, which stands for all the others: 32,768 devices then cost as little as 72.
 
   domain switch ── devices            intra bandwidth of a device, times intra_factor of its node
-  device ── interface beside it       bandwidth of the interface (a wire on the board, which never binds before it)
+  domain switch ── interface          bandwidth of the interface: every device of the node may use it (`beside` names the near)
   interface ── switch of its rail     bandwidth of the interface, times nic_factor of its node
   switch ── switch above              what a full switch of children brings / oversubscription
 
@@ -63,16 +63,13 @@ def _add_node(
         gpu = f"gpu/{first_gpu + index}"
         view.add_node(gpu, kind="gpu", node=node, device=kind.device.name)
         _join(view, gpu, f"domain/{domain}", intra, kind.intra.name)
-    for index in range(kind.num_nics):
-        view.add_node(f"nic/{node}/{index}", kind="nic", node=node)
+    beside: dict[int, list[str]] = {}
     for gpu_index, nic_index in _beside(kind):
-        _join(
-            view,
-            f"gpu/{first_gpu + gpu_index}",
-            f"nic/{node}/{nic_index}",
-            kind.nic.bandwidth_bytes_per_s,
-            kind.nic.name,
-        )
+        beside.setdefault(nic_index, []).append(f"gpu/{first_gpu + gpu_index}")
+    for index in range(kind.num_nics):
+        nic = f"nic/{node}/{index}"
+        view.add_node(nic, kind="nic", node=node, beside=tuple(beside[index]))
+        _join(view, f"domain/{domain}", nic, kind.nic.bandwidth_bytes_per_s, kind.nic.name)
 
 
 def _beside(kind: NodeKind) -> Iterable[tuple[int, int]]:
@@ -154,16 +151,13 @@ def gpus_of(view: "nx.Graph[str]", nodes: Iterable[int]) -> list[str]:
 
 
 def path_to_top(view: "nx.Graph[str]", gpu: str) -> list[str]:
-    """The representative path of a device: its interface, then switch by switch to the top of the plane."""
-    nic = next((near for near in view.neighbors(gpu) if view.nodes[near]["kind"] == "nic"), None)
-    path = [gpu] if nic is None else [gpu, nic]
-    while True:
-        higher = [
-            near for near in view.neighbors(path[-1]) if near.startswith("switch/") and _level(near) > _level(path[-1])
-        ]
-        if not higher:
-            return path
+    """The representative path of a device: its domain, the interface beside it, then switch by switch to the top."""
+    domain = next(iter(view.neighbors(gpu)))
+    nic = next(near for near in view.neighbors(domain) if gpu in view.nodes[near].get("beside", ()))
+    path = [gpu, domain, nic]
+    while higher := [near for near in view.neighbors(path[-1]) if _level(near) > _level(path[-1])]:
         path.append(higher[0])
+    return path
 
 
 def _level(name: str) -> int:

@@ -360,7 +360,7 @@ def read_interconnect(text: str, kind: NodeKind) -> tuple[Link, int] | None:
     `4 Omni-Path links`, `10GbE`; rates are Gbit/s in one direction. `kind` gives the GPUs and interfaces of a node.
     """
     lowered = text.strip().lower()
-    if lowered in rows("links"):
+    if rows("links").get(lowered, {}).get("kind") in ("network", "local"):
         return link(lowered), kind.num_nics
     generations = "|".join(_GENERATIONS)
     if match := re.search(rf"(\d+)\s*x?\s*({generations})", lowered):
