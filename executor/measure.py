@@ -1,0 +1,383 @@
+"""What a plan does here: seconds of a step with their spread, by phase, and the peak of memory on each kind of rank.
+
+`measure_run` runs one plan in this process; `measure_runs` several, each in a child of its own that is forked before any
+process group exists: each has a heap that no other plan has touched, and steps are interleaved, round by round, so that a
+drift of the machine hits all plans alike. Both are called on every rank (torchrun starts them), and rank 0 gets the result.
+
+A step is forward, backward and update, from a barrier to the end of the slowest rank. Nothing counts before the warm-up
+is over: the first update allocates the optimizer's state, the second is the first ordinary one.
+"""
+
+import copy
+import importlib
+import json
+import multiprocessing
+import os
+import platform
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from cost_models.records import (
+    MeasuredMemory,
+    Measurement,
+    MeasurementKind,
+    Measurements,
+    MemoryKind,
+    Plan,
+    from_json,
+    load,
+    print_layout,
+    save,
+)
+from executor.decoder import Decoder
+from executor.errors import LateRankError, RefusedError, WrongResultError
+from executor.launch import die_with_parent
+from executor.mesh import local_device, naming_the_late, start_process_group
+from executor.parallelize import apply
+from executor.peak import PeakMemory, trim_heap
+from executor.train import _optimizer, _step, random_batch
+from executor.verify import MAX_PARAMETERS, selfcheck
+from planner.profiling.clock import Rule, machine, sample, versions
+
+LEAST_WARMUP = 2
+"""Optimizer steps before anything counts."""
+PROGRESS_MARK = "progress: "
+"""Rank 0 begins the lines with it that are meant for people."""
+END = "end"
+"""Command to a child: nothing more will come."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How a plan is measured."""
+
+    steps: int = 5
+    """Steps that count."""
+    warmup: int = LEAST_WARMUP
+    """Steps before them."""
+    module: str | None = None
+    """package.module:factory of the model, without arguments; null = Meshwright's own decoder."""
+    seed: int = 0
+    """Of weights and tokens."""
+    check: bool = True
+    """Compare layout, loss and gradients with one process's before anything is measured."""
+    timeout_s: float = 300.0
+    """Longest wait for another rank."""
+
+    def __post_init__(self) -> None:
+        if self.warmup < LEAST_WARMUP or self.steps < 1:
+            raise RefusedError(
+                f"warmup={self.warmup}, steps={self.steps}: at least {LEAST_WARMUP} optimizer steps go before those that "
+                "count (the first allocates the optimizer's state), and at least one counts"
+            )
+
+
+# One plan, ready to step ---------------------------------------------------------------------------------------------
+
+
+class Run:
+    """A plan made true on this rank: model, optimizer and random tokens."""
+
+    def __init__(self, plan: Plan, settings: Settings) -> None:
+        self.plan = plan
+        self.settings = settings
+        self.memory = PeakMemory(local_device())
+        module = build_module(plan, settings)
+        compared = settings.check and sum(parameter.numel() for parameter in module.parameters()) <= MAX_PARAMETERS
+        reference = copy.deepcopy(module) if compared else None
+        self.parallel = apply(plan, module, timeout_s=settings.timeout_s)
+        if settings.check:
+            found = selfcheck(self.parallel, reference, seed=settings.seed)
+            if not found.ok:
+                raise WrongResultError(str(found))
+        self.optimizer = _optimizer(self.parallel)
+        self.parallel.phases.enabled = True
+        self.seconds: list[float] = []
+        self.phases: dict[str, list[float]] = {}
+        self._count = 0
+
+    def step(self) -> None:
+        """One step of the training loop, on tokens that are the same in every layout; the time to draw them counts."""
+        workload = self.plan.decision.workload
+        seed = self.settings.seed * 1_000_003 + self._count
+        inputs, labels = random_batch(workload.gbs, workload.seq, self.parallel.vocab, seed)
+        self._count += 1
+        self._last = _step(
+            self.parallel, self.optimizer, inputs.to(self.parallel.device), labels.to(self.parallel.device)
+        )
+
+    def warm_up(self) -> None:
+        """The steps that do not count; after them a step is one of many."""
+        trim_heap()
+        self.memory.reset()
+        for _ in range(self.settings.warmup):
+            self.step()
+
+    def count(self, steps: int = 1) -> None:
+        """Measure further steps, each from a barrier."""
+        for _ in range(steps):
+            once = sample(
+                {"step": self.step}, Rule(warmup=0, repetitions=1), before=dist.barrier, synchronise=_wait_for()
+            )
+            self.seconds += once["step"]
+            for phase, seconds in self._last.phases_s.items():
+                self.phases.setdefault(phase, []).append(seconds)
+
+    def result(self) -> tuple[Measurement, ...]:
+        """On rank 0 the measurements of the run, all ranks together; elsewhere nothing. Every rank calls it."""
+        own = Share(
+            stage=self.parallel.mesh.get_local_rank("pp"),
+            seconds=tuple(self.seconds),
+            phases={name: tuple(values) for name, values in self.phases.items()},
+            peak_bytes=self.memory.peak_bytes(),
+        )
+        shares: list[Share | None] = [None] * dist.get_world_size()
+        dist.gather_object(own, shares if dist.get_rank() == 0 else None)
+        if dist.get_rank() != 0:
+            return ()
+        return summary(self.plan, [share for share in shares if share is not None], self.memory.kind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What one rank saw."""
+
+    stage: int
+    """Its position in the pipeline."""
+    seconds: tuple[float, ...]
+    """Of each step."""
+    phases: dict[str, tuple[float, ...]]
+    """Phase -> seconds of each step."""
+    peak_bytes: int
+    """Peak of its memory."""
+
+
+def summary(plan: Plan, shares: Sequence[Share], kind: MemoryKind) -> tuple[Measurement, ...]:
+    """The step (the slowest rank of each), then per stage its phases (likewise) and the memory of its fullest rank."""
+
+    def one(key: str, samples: tuple[float, ...], **fields: Any) -> Measurement:
+        return Measurement(
+            kind=MeasurementKind.RUN,
+            key=key,
+            samples_s=samples,
+            machine=_machine(),
+            versions=versions(),
+            plan_sha256=plan.decision.sha256,
+            note=print_layout(plan.decision.layout),
+            **fields,
+        )
+
+    fullest = MeasuredMemory(kind=kind, peak_bytes=max(share.peak_bytes for share in shares))
+    step = _slowest([share.seconds for share in shares])
+    results = [one("step", step, phase="step", rank_class="all", memory=fullest)]
+    for stage in sorted({share.stage for share in shares}):
+        own = [share for share in shares if share.stage == stage]
+        peak = MeasuredMemory(kind=kind, peak_bytes=max(share.peak_bytes for share in own))
+        for phase in own[0].phases:
+            samples = _slowest([share.phases[phase] for share in own])
+            results.append(one(phase, samples, phase=phase, rank_class=f"stage {stage}", memory=peak))
+    return tuple(results)
+
+
+def _slowest(of_ranks: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
+    return tuple(max(step) for step in zip(*of_ranks, strict=True))
+
+
+def build_module(plan: Plan, settings: Settings) -> nn.Module:
+    """The model that runs: the factory's, or our own decoder of the plan's dimensions."""
+    if settings.module is None:
+        return Decoder(plan.request.model, seed=settings.seed)
+    name, separator, factory = settings.module.partition(":")
+    if not separator:
+        raise RefusedError(f"module {settings.module!r}: expected package.module:factory")
+    try:
+        build = getattr(importlib.import_module(name), factory)
+    except (ImportError, AttributeError) as error:
+        raise RefusedError(f"module {settings.module!r} cannot be had ({error}); give package.module:factory") from None
+    torch.manual_seed(settings.seed)
+    return build()  # type: ignore[no-any-return]
+
+
+def _machine() -> str:
+    return torch.cuda.get_device_name() if local_device().type == "cuda" else machine()
+
+
+def _wait_for() -> Callable[[], object] | None:
+    return torch.cuda.synchronize if local_device().type == "cuda" else None
+
+
+# One plan, or several ------------------------------------------------------------------------------------------------
+
+
+def measure_run(plan: Plan, settings: Settings) -> Measurements:
+    """Run one plan in this process; joins the process group if nobody has. Rank 0 gets the result, others an empty record."""
+    die_with_parent()
+    start_process_group(settings.timeout_s)
+    with naming_the_late():
+        run = Run(plan, settings)
+        run.warm_up()
+        for step in range(settings.steps):
+            run.count()
+            _say(f"step {step + 1} of {settings.steps}")
+        return Measurements(measurements=run.result())
+
+
+def measure_runs(plans: Sequence[Plan], settings: Settings) -> Measurements:
+    """Run several plans of one world size, a step of each in turn; no process group may exist in this process yet."""
+    if dist.is_initialized():
+        raise RefusedError(
+            "measure_runs forks a process for each plan, and this one has joined a process group already"
+        )
+    context = multiprocessing.get_context("fork" if platform.system() == "Linux" else "spawn")
+    with _children(context, plans, settings) as children:
+        for index, child in enumerate(children):
+            _say(f"layout {index + 1} of {len(plans)}: {child.name}")
+            child.do("warm_up")
+        for step in range(settings.steps):
+            for child in children:
+                child.do("count")
+            _say(f"step {step + 1} of {settings.steps} of each layout")
+        return Measurements(measurements=tuple(m for child in children for m in child.do("result")))
+
+
+class _Child:
+    """The process of one plan, as its parent sees it."""
+
+    def __init__(self, process: Any, pipe: Connection, name: str, timeout_s: float) -> None:
+        self.process, self.pipe, self.name, self.timeout_s = process, pipe, name, timeout_s
+
+    def do(self, command: str) -> Any:
+        """Send a command and wait for its answer; raises what the child raised."""
+        rank = os.environ.get("RANK", "0")
+        self.pipe.send(command)
+        if not self.pipe.poll(self.timeout_s):
+            raise LateRankError(
+                f"rank {rank} is late: no answer to {command!r} of {self.name} after {self.timeout_s:.0f} s",
+                (int(rank),),
+            )
+        try:
+            failed, answer = self.pipe.recv()
+        except EOFError:
+            self.process.join(1.0)
+            raise LateRankError(
+                f"rank {rank} of {self.name} ended with {self.process.exitcode} at {command!r}", (int(rank),)
+            ) from None
+        if failed:
+            raise RuntimeError(f"rank {rank} of {self.name} failed at {command!r}:\n{answer}")
+        return answer
+
+    def end(self) -> None:
+        """Let it go. A closed pipe would not tell it: the children forked later hold copies of our end."""
+        with suppress(OSError):
+            self.pipe.send(END)
+
+
+@contextmanager
+def _children(context: Any, plans: Sequence[Plan], settings: Settings) -> Iterator[list[_Child]]:
+    children = []
+    try:
+        for index, plan in enumerate(plans):
+            here, there = context.Pipe()
+            process = context.Process(target=_serve, args=(there, plan, settings, index), daemon=True)
+            process.start()
+            there.close()
+            children.append(_Child(process, here, print_layout(plan.decision.layout), settings.timeout_s))
+        yield children
+    finally:
+        for child in children:
+            child.end()
+        for child in children:
+            child.process.join(5.0)
+            if child.process.is_alive():
+                child.process.kill()
+
+
+def _serve(pipe: Connection, plan: Plan, settings: Settings, index: int) -> None:
+    """The child: joins the group of its plan, then obeys until its parent lets it go, or is gone."""
+    die_with_parent()
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    try:
+        command = pipe.recv()
+        if command == END:
+            return
+        _join(index, settings.timeout_s)
+        with naming_the_late():
+            run = Run(plan, settings)
+            while command != END:
+                pipe.send((False, getattr(run, command)()))
+                command = pipe.recv()
+    except EOFError:
+        return
+    except Exception:  # noqa: BLE001 - whatever it was, the parent tells it
+        pipe.send((True, traceback.format_exc()))
+
+
+def _join(index: int, timeout_s: float) -> None:
+    """The process group of plan `index`: all share one store, which the first child of rank 0 opens unless torchrun has one."""
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    agent_has_it = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        is_master=rank == 0 and index == 0 and not agent_has_it,
+        timeout=timedelta(seconds=timeout_s),
+        wait_for_workers=False,
+    )
+    dist.init_process_group(
+        "gloo" if local_device().type == "cpu" else "cpu:gloo,cuda:nccl",
+        store=dist.PrefixStore(f"meshwright/plan {index}", store),
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=timeout_s),
+    )
+
+
+def _say(text: str) -> None:
+    if int(os.environ.get("RANK", "0")) == 0:
+        print(f"{PROGRESS_MARK}{text}", file=sys.stderr, flush=True)
+
+
+# What torchrun starts ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """The file job.json of a folder: which plans lie there, and how to measure them."""
+
+    plans: tuple[str, ...]
+    """Names of the plans' files in the folder."""
+    settings: Settings = field(default_factory=Settings)
+    """How."""
+
+
+def write_job(folder: Path, plans: Sequence[Plan], settings: Settings) -> None:
+    """Leave in `folder` what `python -m executor.measure folder` on each rank will read."""
+    names = tuple(f"plan{index}.json" for index in range(len(plans)))
+    for name, plan in zip(names, plans, strict=True):
+        save(plan, folder / name)
+    save(Job(plans=names, settings=settings), folder / "job.json")
+
+
+def main(folder: Path) -> None:
+    """One rank of a job; rank 0 leaves measurements.json in the folder."""
+    job = from_json(Job, json.loads((folder / "job.json").read_text(encoding="utf-8")))
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    plans = [load(Plan, folder / name) for name in job.plans]
+    results = measure_runs(plans, job.settings)
+    if os.environ["RANK"] == "0":
+        save(results, folder / "measurements.json")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

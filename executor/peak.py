@@ -1,0 +1,94 @@
+"""The peak of memory of this process, counted as the machine allows."""
+
+import gc
+import os
+import platform
+import resource
+import threading
+import time
+from pathlib import Path
+
+import torch
+
+from cost_models.records import MemoryKind
+
+SAMPLING_S = 0.005
+"""Between two looks at the memory where the system keeps no resettable peak."""
+
+
+class PeakMemory:
+    """Peak bytes of this process: what torch's allocator held on a GPU; else resident memory above that at `reset`'s base.
+
+    The base is taken when the object is made: after imports and the start of the process group.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.kind = MemoryKind.ALLOCATED if device.type == "cuda" else MemoryKind.RSS
+        self._sampler: _Sampler | None = None
+        if device.type == "cpu":
+            trim_heap()
+            self._base_bytes = resident_bytes()
+
+    def reset(self) -> None:
+        """Forget the peak so far."""
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        elif not _reset_high_water():
+            self._sampler = _Sampler()
+
+    def peak_bytes(self) -> int:
+        """The peak since `reset`."""
+        if self.device.type == "cuda":
+            return int(torch.cuda.max_memory_allocated(self.device))
+        peak = self._sampler.peak_bytes if self._sampler is not None else _high_water_bytes()
+        return max(0, peak - self._base_bytes)
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process now; where the system does not tell (macOS), the peak so far."""
+    statm = Path("/proc/self/statm")
+    if statm.is_file():
+        return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    unit = 1 if platform.system() == "Darwin" else 1024  # getrusage(2): bytes on macOS, KiB elsewhere
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _reset_high_water() -> bool:
+    """Linux: writing 5 to clear_refs resets VmHWM (proc(5)); False where it may not be written."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def _high_water_bytes() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return resident_bytes()
+
+
+class _Sampler:
+    """Looks at the resident memory again and again, from a thread that ends with the process."""
+
+    def __init__(self) -> None:
+        self.peak_bytes = resident_bytes()
+        threading.Thread(target=self._look, daemon=True).start()
+
+    def _look(self) -> None:
+        while True:
+            self.peak_bytes = max(self.peak_bytes, resident_bytes())
+            time.sleep(SAMPLING_S)
+
+
+def trim_heap() -> None:
+    """Give freed memory back to the system where the C library can: else a built and freed model would count."""
+    gc.collect()
+    if platform.system() == "Linux":
+        import ctypes
+
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
