@@ -56,7 +56,8 @@ class Priced:
     @cached_property
     def kinds(self) -> tuple[int, ...]:
         """Numbers of the recompute kinds that may be used, the cheapest first."""
-        allowed = [self.prices.recompute_kinds.index(kind) for kind in self.space.recompute_kinds]
+        priced = self.prices.recompute_kinds  # a runtime's further modules have no price yet
+        allowed = [priced.index(kind) for kind in self.space.recompute_kinds if kind in priced]
         return tuple(sorted(allowed, key=lambda kind: float(self._layer_s[:, kind].sum())))
 
     @cached_property
