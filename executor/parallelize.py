@@ -108,11 +108,12 @@ def _own_stages(
     bf16 = decision.workload.precision is Precision.BF16
     for stage, planned in zip(stages, own, strict=True):
         stage.compute_dtype = torch.bfloat16 if bf16 else None
+        # tp and FSDP move a weight to the GPU as they cut it, so that no rank ever holds a whole stage there.
+        whole = layout.tp == 1 and layout.zero == 0
+        (stage if whole else stage.get_submodule(anatomy.rotary)).to(local_device())
         if layout.tp > 1:
             shard_tensors(stage, mesh["tp"])
         wrap_layers(stage, dict(planned.recompute), layout.tp)
-        if layout.zero == 0:
-            stage.to(local_device())  # FSDP moves unit by unit, so that no rank holds a whole stage on its GPU
     return stages, tuple(stage.virtual for stage in own)
 
 

@@ -7,7 +7,7 @@ norm of gradients over two kinds of tensors is an error in torch. Between blocks
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -41,7 +41,17 @@ def shard_tensors(stage: StageModule, mesh: DeviceMesh) -> None:
     parallelize_module(stage, mesh, styles)
     if tied:  # each style made its own shard of the one weight
         stage.get_submodule(anatomy.head).weight = stage.get_submodule(anatomy.embedding).weight
+    if stage.has_embedding:
+        stage.get_submodule(anatomy.embedding).weight.register_hook(_as_sharded)
     stage.sequence_parts = mesh.size()
+
+
+def _as_sharded(gradient: Tensor) -> Tensor:
+    """The part of the embedding's gradient that belongs to this rank: torch computes all of it on each, whole.
+
+    Costs no communication, and lasts where no data parallelism takes the parameter over (FSDP cuts as it reduces).
+    """
+    return gradient.redistribute(placements=[Shard(0)]) if isinstance(gradient, DTensor) else gradient
 
 
 def _tied(stage: StageModule) -> bool:
