@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cost_models.records import Gather, Runtime, Schedule, Severity
+from cost_models.records import Gather, Layout, Model, Runtime, Schedule, Severity, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +95,41 @@ class Facts:
     """Model states of the whole model, each byte counted once."""
     host_states_bytes: int | None = None
     """Model states offloaded to one node's host."""
+
+
+def facts_of_run(
+    *,
+    model: Model,
+    workload: Workload,
+    runtime: Runtime,
+    layout: Layout,
+    world: int | None = None,
+    domain_size: int | None = None,
+) -> Facts:
+    """The operands of a layout that is known in full. `world` is the layout's own where no cluster is named.
+
+    Sequence parallelism is the runtime's way; micro-batches are unknown where gbs is not divisible by dp·mbs.
+    """
+    moe = model.moe
+    dense_layers = model.num_layers if moe is None else moe.num_dense_layers
+    count, rest = divmod(workload.gbs, layout.dp * layout.mbs)
+    same = ("num_layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "tie_embeddings", "num_params")
+    degrees = ("dp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp", "pp", "vpp", "mbs")
+    choices = ("zero", "gather", "schedule", "recompute")
+    return Facts(
+        **{name: getattr(model, name) for name in same},
+        **{name: getattr(layout, name) for name in (*degrees, *choices)},
+        ffn=model.ffn if dense_layers else 0,
+        num_experts=moe.num_experts if moe else 0,
+        moe_ffn=moe.moe_ffn if moe else None,
+        world=layout.world if world is None else world,
+        domain_size=domain_size,
+        num_micro_batches=None if rest else count,
+        sp=runtime.sequence_parallel and layout.tp > 1,
+        seq=workload.seq,
+        gbs=workload.gbs,
+        precision=workload.precision.value,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
-from cost_models.facts import Facts, Finding, Law, Unchecked
+from cost_models.facts import Facts, Finding, Law, Unchecked, facts_of_run
 from cost_models.records import SPLIT_BACKWARD, Runtime, Schedule, Severity
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "Law",
     "Unchecked",
     "breaches",
+    "facts_of_run",
     "finding",
     "first_breach",
     "laws_over",
@@ -73,7 +74,9 @@ def breaches(
 def finding(law: Law, facts: Facts, runtime: Runtime) -> Finding:
     """A broken law in words."""
     legal = legal_values(law, facts, runtime)
-    listed = "; ".join(f"legal {key}: {_listed(values)}" for key, values in legal.items())
+    listed = "; ".join(f"{_named(key, facts)}: {_listed(values)}" for key, values in legal.items() if values)
+    if legal and not listed:
+        listed = f"no {' or '.join(legal)} is legal with the rest as it is"
     parts = (f"{law.says(facts, runtime)} (law: {law.statement})", listed, law.offer(facts, runtime))
     known = {name: getattr(facts, name) for name in (*law.operands, *law.optional)}
     return Finding(
@@ -122,6 +125,15 @@ def _candidates(key: str, facts: Facts, runtime: Runtime) -> Iterable[Any]:
 
 MOST_LISTED = 24
 """Values listed in a message; the finding's `legal` holds them all."""
+
+
+def _named(key: str, facts: Facts) -> str:
+    if key == "least_gpus":
+        return "least number of GPUs"
+    return f"legal {key} on {facts.world} GPUs" if key in _DEGREES and facts.world else f"legal {key}"
+
+
+_DEGREES = ("tp", "pp", "cp", "dp", "ep")
 
 
 def _listed(values: list[Any]) -> str:
@@ -198,6 +210,13 @@ def _seq_multiple(facts: Facts) -> int:
     return cp * math.lcm(chunks, tp)
 
 
+def _vocab_step(facts: Facts, runtime: Runtime | None) -> int:
+    """Padded vocabularies are multiples of this: as the runtime pads, else lcm(tp, 128), which keeps matrix tiles whole."""
+    if runtime is not None and runtime.vocab_multiple > 1:
+        return runtime.vocab_multiple * _num(facts.tp)
+    return math.lcm(_num(facts.tp), 128)
+
+
 def _nearest_multiples(number: int, step: int) -> list[int]:
     below = number // step * step
     return [value for value in (below, below + step) if value > 0]
@@ -233,18 +252,23 @@ def _tp_offer(facts: Facts, runtime: Runtime | None) -> str:
     return "take a legal tp, or divide over the rest by pp or FSDP"
 
 
-def _balanced(facts: Facts, stages: int) -> str:
-    least, more = divmod(_num(facts.num_layers), stages)
-    return f"{more} stages of {least + 1} layers and {stages - more} of {least}"
+def _uneven_offer(virtual: bool) -> Callable[[Facts, Runtime | None], str]:
+    """The split that is nearest to even, where the runtime has a way to be told."""
 
+    def offer(facts: Facts, runtime: Runtime | None) -> str:
+        stages = _num(facts.pp) * (_num(facts.vpp) if virtual else 1)
+        least, more = divmod(_num(facts.num_layers), stages)
+        kind = "virtual stages" if virtual else "stages"
+        split = (
+            f"split unevenly ({more} {kind} of {least + 1} and {stages - more} of {least}; the first and the last, which hold "
+            "embedding and head, are best among the lighter ones)"
+        )
+        way = f"take a legal {'vpp' if virtual else 'pp'}"
+        if runtime is None or runtime.uneven_stages:
+            return f"{split}{f' by {runtime.uneven_stages}' if runtime else ''}, or {way}"
+        return f"{way}, or, if the framework can be told to, {split}" if runtime.name == "generic" else way
 
-def _uneven_words(facts: Facts, runtime: Runtime | None) -> str:
-    split = (
-        f"split unevenly ({_balanced(facts, _num(facts.pp) * (facts.vpp or 1))}; the first and last stage, which hold "
-    )
-    split += "embedding and head, are best the lighter ones)"
-    how = runtime.uneven_stages if runtime else ""
-    return split + (f" by {how}" if how else "") + ", or take a legal pp"
+    return offer
 
 
 def _memory_more(facts: Facts, runtime: Runtime | None) -> dict[str, list[Any]]:
@@ -255,6 +279,12 @@ def _memory_more(facts: Facts, runtime: Runtime | None) -> dict[str, list[Any]]:
 
 def _states_fit(facts: Facts, runtime: Runtime | None) -> bool:
     return _num(facts.states_bytes) <= _num(facts.device_bytes)
+
+
+def _where(facts: Facts) -> str:
+    if facts.tp is None or LAW["WORLD_MOD_MP"].holds(facts) is False:
+        return f"on a device, divided evenly over all {facts.world}"
+    return "on the fullest device"
 
 
 def _memory_offer(facts: Facts, runtime: Runtime | None) -> str:
@@ -292,6 +322,7 @@ LAWS: tuple[Law, ...] = (
         statement="dp % dp_shard = 0",
         operands=("dp", "dp_shard"),
         predicate=_divides("dp", "dp_shard"),
+        void=lambda f: f.dp_shard in (None, 1),
         says=_not_divisible("dp", "dp_shard"),
         legal_keys=("dp_shard",),
         offer=_offer("dp is dp_replicate·dp_shard: take a dp_shard that divides it"),
@@ -386,9 +417,9 @@ LAWS: tuple[Law, ...] = (
         says=_not_divisible("vocab", "tp"),
         legal_keys=("tp",),
         legal_with=_TP_LAWS,
-        legal_more=lambda f, r: {"vocab": [-(-_num(f.vocab) // (lcm := math.lcm(_num(f.tp), 128))) * lcm]},
-        offer=_offer(
-            "or pad the vocabulary (to a multiple of lcm(tp, 128)), mask the added rows, and record the padded size"
+        legal_more=lambda f, r: {"vocab": [-(-_num(f.vocab) // (step := _vocab_step(f, r))) * step]},
+        offer=lambda f, r: (
+            f"or pad the vocabulary to a multiple of {_vocab_step(f, r)}, mask the added rows, and record the padded size"
         ),
     ),
     Law(
@@ -416,14 +447,13 @@ LAWS: tuple[Law, ...] = (
         code="LAYERS_MOD_PP",
         statement="num_layers % pp = 0",
         operands=("num_layers", "pp"),
-        optional=("vpp",),
         predicate=_divides("num_layers", "pp"),
         void=_is_one("pp"),
         severity=Severity.WARNING,
         says=_not_divisible("num_layers", "pp"),
         legal_keys=("pp",),
         legal_with=_PP_LAWS,
-        offer=_uneven_words,
+        offer=_uneven_offer(virtual=False),
     ),
     Law(
         code="LAYERS_MOD_PPVPP",
@@ -436,7 +466,7 @@ LAWS: tuple[Law, ...] = (
             f"num_layers={f.num_layers} is not divisible by pp·vpp = {f.pp}·{f.vpp} = {_product(f, 'pp', 'vpp')}"
         ),
         legal_keys=("vpp",),
-        offer=_uneven_words,
+        offer=_uneven_offer(virtual=True),
     ),
     Law(
         code="STAGES_GT_BLOCKS",
@@ -560,7 +590,7 @@ LAWS: tuple[Law, ...] = (
         statement="vpp = 1 for gpipe and 1f1b, 2 for zbv and dualpipev, at least 2 for the looped schedules",
         operands=("schedule", "vpp"),
         predicate=_schedule_fits_vpp,
-        void=_is_one("pp"),
+        void=lambda f: f.pp == 1 or f.schedule is None,
         says=lambda f, r: f"schedule={f.schedule} with vpp={f.vpp}",
         legal_keys=("vpp",),
         offer=_offer("take that vpp, or another schedule"),
@@ -607,7 +637,7 @@ LAWS: tuple[Law, ...] = (
                 and ((f.zero in (0, 1) and (f.dp or f.dp_replicate or 1) > 1) or f.zero == 3)
             )
         ),
-        void=_is_one("pp"),
+        void=lambda f: f.pp == 1 or f.schedule is None,
         severity=Severity.NONE,
         says=lambda f, r: (
             f"schedule={f.schedule} with zero={f.zero} and dp={f.dp}: correct loss, silently wrong gradients"
@@ -621,7 +651,7 @@ LAWS: tuple[Law, ...] = (
         statement="no recompute where the schedule splits the backward",
         operands=("recompute", "schedule"),
         predicate=lambda f, r: f.recompute == "none" or f.schedule not in SPLIT_BACKWARD,
-        void=lambda f: f.pp == 1 or f.recompute == "none" or (f.schedule is None and f.recompute is None),
+        void=lambda f: f.pp == 1 or f.recompute == "none" or f.schedule is None,
         severity=Severity.WARNING,
         says=lambda f, r: (
             f"recompute={f.recompute} with schedule={f.schedule}: the weight gradients keep recomputed inputs alive"
@@ -669,7 +699,7 @@ LAWS: tuple[Law, ...] = (
         optional=("states_bytes_all",),
         predicate=_states_fit,
         says=lambda f, r: (
-            f"weights, gradients and optimizer state take at least {_gib(f.states_bytes)} on the fullest device, which has "
+            f"weights, gradients and optimizer state take at least {_gib(f.states_bytes)} {_where(f)}, which has "
             f"{_gib(f.device_bytes)}"
         ),
         legal_more=_memory_more,
@@ -700,7 +730,7 @@ LAWS: tuple[Law, ...] = (
         says=lambda f, r: (
             f"offloaded states take at least {_gib(f.host_states_bytes)} of each node's host, which has {_gib(f.host_bytes)}"
         ),
-        legal_more=lambda f, r: {"host_gib": [f"≥ {_num(f.host_states_bytes) / 2**30:.0f}"]},
+        legal_more=lambda f, r: {"host_gib": [f"≥ {math.ceil(_num(f.host_states_bytes) / 2**30)}"]},
         offer=_offer("take hosts with more memory, more nodes, or offload less; loading needs a further copy per rank"),
     ),
 )

@@ -17,27 +17,41 @@ from planner.readers.request_facts import Stated, facts_of
 from planner.readers.requests import Request, read_request
 
 Predictor = Callable[[Request], Mapping[str, Any] | None]
-"""Step time and memory of a request that is whole, as a document; None where it cannot be predicted."""
+"""Something about a request that is whole, as a document; None where nothing can be said."""
 
+_WORDS = {
+    "states_bytes": "what model states take (parameters, precision, bytes, degrees)",
+    "device_bytes": "the GPU's memory",
+    "host_states_bytes": "what is offloaded to a node",
+    "host_bytes": "the host's memory",
+}
 _MEMORY_LAWS = ("MEM_STATES_GT_HBM", "MEM_BORDERLINE", "HOST_MEM")
 
 
-def check(source: Request | str | Path | Mapping[str, Any], *, predict: Predictor | None = None) -> dict[str, Any]:
+def check(
+    source: Request | str | Path | Mapping[str, Any],
+    *,
+    predict: Predictor | None = None,
+    improve: Predictor | None = None,
+) -> dict[str, Any]:
     """{"verdict", "findings", "unchecked", "predicted", "better"} of a request, plain JSON data.
 
     verdict: no where a finding is an error, risky where one is a warning, else ok. `predicted` holds the model states in
-    memory, and what `predict` answers beside them. Raises InputError for a document that is not a request.
+    memory, and what `predict` answers beside them; `better` is what `improve` answers. Raises InputError for a document
+    that is not a request.
     """
     request = source if isinstance(source, Request) else read_request(source)
     stated = facts_of(request)
-    memory = None if request.scope else model_states(stated)
+    memory = model_states(stated) if request.trains_all else None
     facts = stated.facts if memory is None else memory.judged(stated.facts)
-    laws = [law for code, law in LAW.items() if not (request.scope and code in _MEMORY_LAWS)]
+    laws = [law for code, law in LAW.items() if request.trains_all or code not in _MEMORY_LAWS]
     findings, unchecked = breaches(facts, stated.runtime, laws)
     skipped = [
-        f"{one.code}: needs {', '.join(one.missing)}, which {_verb(one.missing)} not stated" for one in unchecked
+        f"{one.code}: not stated: {', '.join(_WORDS.get(name, name) for name in one.missing)}" for one in unchecked
     ]
-    skipped += [f"{', '.join(_MEMORY_LAWS)}: {what} is not priced" for what in request.scope]
+    skipped += [f"{what} is not priced" for what in request.scope]
+    if not request.trains_all:
+        skipped.append(f"{', '.join(_MEMORY_LAWS)}: the states of such a run are not those of full training")
     if memory is not None and memory.undecided:
         skipped = [text for text in skipped if not text.startswith(("MEM_STATES_GT_HBM", "MEM_BORDERLINE"))]
         skipped.append(f"MEM_STATES_GT_HBM, MEM_BORDERLINE: {memory.undecided}")
@@ -46,12 +60,8 @@ def check(source: Request | str | Path | Mapping[str, Any], *, predict: Predicto
         "findings": [_document(found) for found in findings],
         "unchecked": [*skipped, *stated.notes],
         "predicted": _predicted(memory, request, predict),
-        "better": None,
+        "better": improve(request) if improve is not None and not request.scope else None,
     }
-
-
-def _verb(names: tuple[str, ...]) -> str:
-    return "is" if len(names) == 1 else "are"
 
 
 def _verdict(findings: list[Finding]) -> Verdict:
@@ -147,11 +157,8 @@ def model_states(stated: Stated) -> ModelStates | None:
     if per_param is None or facts.num_params is None:
         return None
     all_bytes = round(facts.num_params * per_param.total)
-    device_total = StateBytes(
-        weight=0 if facts.offload_param else per_param.weight,
-        gradient=0 if facts.offload_optimizer else per_param.gradient,
-        optimizer=0 if facts.offload_optimizer else per_param.optimizer,
-    )
+    moved = _moved(facts, runtime)
+    device_total = _only(per_param, set(_KINDS) - moved)
     resident = facts.num_params * device_total.total
     realised = None not in (facts.tp, facts.pp, facts.dp) and LAW["WORLD_MOD_MP"].holds(facts) is not False
     host = None
@@ -172,6 +179,19 @@ def model_states(stated: Stated) -> ModelStates | None:
         bytes_per_param=per_param,
         device_bytes=facts.device_bytes,
     )
+
+
+def _moved(facts: Facts, runtime: Runtime) -> set[str]:
+    """Kinds of state that lie in host memory."""
+    offloaded = [what for what in ("optimizer", "param") if getattr(facts, f"offload_{what}")]
+    return {kind for what in offloaded for kind in runtime.offload_moves.get(what, ())}
+
+
+def _only(per_param: StateBytes, kinds: set[str]) -> StateBytes:
+    return StateBytes(**{name: getattr(per_param, name) if name in kinds else 0 for name in _KINDS})
+
+
+_KINDS = ("weight", "gradient", "optimizer")
 
 
 def _ways(facts: Facts, runtime: Runtime) -> list[tuple[int, int]]:
@@ -209,11 +229,7 @@ def _on_host(facts: Facts, runtime: Runtime, per_param: StateBytes) -> int | Non
     """
     if not (facts.offload_optimizer or facts.offload_param) or not (facts.world and facts.gpus_per_node):
         return None
-    moved = StateBytes(
-        weight=per_param.weight if facts.offload_param else 0,
-        gradient=per_param.gradient if facts.offload_optimizer else 0,
-        optimizer=per_param.optimizer if facts.offload_optimizer else 0,
-    )
+    moved = _only(per_param, _moved(facts, runtime))
     num_params, tp, pp = _degrees(facts, "num_params", "tp", "pp")
     on_rank = num_params / (tp * pp)
     ranks = min(facts.gpus_per_node, facts.world)

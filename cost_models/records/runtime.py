@@ -1,7 +1,7 @@
 """What a framework can do, and how: legality's severity, memory and "cannot express" read this, nothing else does."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from cost_models.records.layout import Schedule
@@ -65,6 +65,8 @@ class Runtime:
     """Norms and residuals are divided over tp along the sequence."""
     unsharded_gradients_with_pp: bool = False
     """In a pipeline, gradients stay whole and parameters gathered until the last micro-batch, whatever ZeRO says."""
+    offload_moves: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """What is offloaded (optimizer, param) -> kinds of state that then lie in host memory (weight, gradient, optimizer)."""
     overlaps_dp: bool = True
     """Gradient synchronisation hides behind the backward pass."""
     overlaps_tp: bool = False

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cost_models.facts import Facts
-from cost_models.records import Cluster, Gather, Model, RecordError, Runtime, Schedule, from_json
+from cost_models.records import Cluster, Gather, Model, Optimizer, RecordError, Runtime, Schedule, StateBytes, from_json
 from planner.errors import InputError
 from planner.readers.clusters import cluster_and_defaults, device_from_facts, read_cluster
 from planner.readers.models import read_model
@@ -41,9 +41,7 @@ def facts_of(request: Request) -> Stated:
             f"runtime: there is no record of {request.runtime!r}; judged as generic, by the laws that all share"
         )
     runtime = read_runtime(request.runtime or "generic")
-    said = bytes_of(request)
-    if said is not None:
-        runtime = replace(runtime, state_bytes=dict.fromkeys((*runtime.state_bytes, _precision(request)), said))
+    runtime = replace(runtime, state_bytes=_state_bytes(request, runtime, notes))
     model, dimensions = _model_facts(request, notes)
     facts = Facts(
         **dimensions,
@@ -57,6 +55,27 @@ def facts_of(request: Request) -> Stated:
 
 def _precision(request: Request) -> str:
     return str(request.workload.get("precision", "bf16")).lower()
+
+
+def _state_bytes(request: Request, runtime: Runtime, notes: list[str]) -> dict[str, StateBytes]:
+    """Bytes per parameter by precision: as the request says them, else the runtime's, for the optimizer that is stated."""
+    said = bytes_of(request)
+    if said is not None:
+        return {_precision(request): said}
+    optimizer = str(request.workload.get("optimizer", Optimizer.ADAMW)).lower()
+    if optimizer in (Optimizer.ADAM, Optimizer.ADAMW):
+        return dict(runtime.state_bytes)
+    if optimizer == Optimizer.SGD:
+        return {key: replace(row, optimizer=row.optimizer - _MOMENTS) for key, row in runtime.state_bytes.items()}
+    notes.append(
+        f"workload.optimizer: {optimizer!r} is not known, so the bytes of its state are not; say workload.bytes "
+        '{"weight", "grad", "optim"} per parameter'
+    )
+    return {}
+
+
+_MOMENTS = 8
+"""Bytes per parameter of Adam's two fp32 moments (arXiv 1910.02054, section 3.1); plain SGD has none."""
 
 
 def _count(section: Mapping[str, Any], key: str, source: str) -> int | None:

@@ -78,6 +78,8 @@ _OUT_OF_SCOPE: Mapping[str, str] = {
 }
 """Keys that say that a run is none that Meshwright prices, and what it is."""
 
+_NOT_ALL_TRAINED = ("inference", "lora", "adapter", "peft", "frozen_base_bytes")
+
 _SAMPLERS = ("verl", "nemo-rl", "openrlhf", "skyrl", "art")
 """Frameworks of reinforcement learning: their training shares its GPUs with sampling."""
 
@@ -105,6 +107,8 @@ class Request:
     """Keys that are not known, as section.key."""
     scope: tuple[str, ...]
     """What of it is outside of what Meshwright prices."""
+    trains_all: bool
+    """Every parameter is trained: neither inference nor adapters."""
     source: str
     """The file, for errors."""
 
@@ -168,6 +172,7 @@ def _request_of(document: Mapping[str, Any], source: str) -> Request:
         pin=_text(known.get("pin"), "pin", source) or "",
         ignored=tuple(key for key in ignored if key.rsplit(".", 1)[-1] not in _OUT_OF_SCOPE),
         scope=tuple(dict.fromkeys(scope)),
+        trains_all=not any(layout.get(key) or workload.get(key) for key in _NOT_ALL_TRAINED),
         source=source,
     )
 
