@@ -52,6 +52,10 @@ class Collective(StrEnum):
     P2P = "p2p"
 
 
+ALONE = frozenset({Collective.ALL_TO_ALL, Collective.P2P})
+"""Each rank sends for itself; elsewhere the members of a domain share one way out."""
+
+
 class Algorithm(StrEnum):
     """How an all-reduce goes about it."""
 
@@ -98,6 +102,12 @@ class Fabric:
     """Constant of one collective."""
     curves: dict[str, Curve]
     """Measured, `collective/ranks/link class`."""
+
+    @property
+    def small_protocol(self) -> "Fabric":
+        """The same fabric with the latencies of the protocol for small messages."""
+        intra, network = (replace(link, step_s=link.small_step_s) for link in (self.intra, self.network))
+        return replace(self, intra=intra, network=network)
 
 
 def backend_of(cluster: Cluster) -> str:
@@ -183,19 +193,47 @@ def link_classes(fabric: Fabric, size: ArrayLike, stride: ArrayLike) -> NDArray[
     return np.where(outside, fabric.network.name, fabric.intra.name)
 
 
-def group_bytes_per_s(fabric: Fabric, size: FloatArray, stride: FloatArray, *, together: bool = True) -> FloatArray:
-    """Bandwidth that one ring of the group finds: the least over the levels that it crosses.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Groups:
+    """The groups of an axis on the fabric, as arrays."""
+
+    size: FloatArray
+    stride: FloatArray
+    inside: FloatArray
+    """Members in one fast domain; all where the group stays inside."""
+    outside: NDArray[np.bool_]
+    """The group leaves its domain."""
+
+    @property
+    def domains(self) -> FloatArray:
+        """Fast domains that a group touches."""
+        return np.asarray(np.ceil(self.size / self.inside))
+
+    @property
+    def depth(self) -> FloatArray:
+        """Steps of a tree."""
+        return np.asarray(np.ceil(np.log2(np.maximum(self.size, 1))))
+
+
+def groups_of(fabric: Fabric, size: FloatArray, stride: FloatArray) -> Groups:
+    """Where the groups (size, stride) lie."""
+    outside = crosses(fabric.domain_size, fabric.num_gpus, size, stride)
+    inside = np.where(outside, members(fabric.domain_size, size, stride), size)
+    return Groups(size=size, stride=stride, inside=inside, outside=outside)
+
+
+def group_bytes_per_s(fabric: Fabric, groups: Groups, *, together: bool = True) -> FloatArray:
+    """Bandwidth that one ring of a group finds: the least over the levels that it crosses.
 
     together = the members of a domain share one way out (a ring); otherwise each sends for itself (all-to-all, p2p).
     """
-    inside = members(fabric.domain_size, size, stride)
-    outside = crosses(fabric.domain_size, fabric.num_gpus, size, stride)
-    shares = inside if together else 1.0
-    bound = np.where(outside, shares * fabric.network.bytes_per_s, fabric.intra.bytes_per_s)
-    bound = np.where(outside & (inside > 1), np.minimum(bound, fabric.intra.bytes_per_s), bound)
+    shares = groups.inside if together else np.ones_like(groups.inside)
+    bound = np.where(groups.outside, shares * fabric.network.bytes_per_s, fabric.intra.bytes_per_s)
+    bound = np.where(groups.outside & (groups.inside > 1), np.minimum(bound, fabric.intra.bytes_per_s), bound)
     for unit, through in fabric.levels:
-        here = members(unit, size, stride) if together else 1.0
-        bound = np.where(crosses(unit, fabric.num_gpus, size, stride), np.minimum(bound, here * through), bound)
+        here = members(unit, groups.size, groups.stride) if together else 1.0
+        beyond = crosses(unit, fabric.num_gpus, groups.size, groups.stride)
+        bound = np.where(beyond, np.minimum(bound, here * through), bound)
     return np.asarray(bound, dtype=float)
 
 
@@ -215,24 +253,22 @@ def collective_s(
     num_bytes, size, stride = np.broadcast_arrays(
         *(np.asarray(value, dtype=float) for value in (num_bytes, size, stride))
     )
-    outside = crosses(fabric.domain_size, fabric.num_gpus, size, stride)
-    closed = np.minimum(
-        _closed_s(fabric, kind, how, num_bytes, size, stride),
-        _closed_s(_small_protocol(fabric), kind, how, SMALL_PROTOCOL_PASSES * num_bytes, size, stride),
-    )
     active = (size > 1) & (num_bytes > 0)
-    near = Seconds.resting_on(fabric.intra.rest, np.where(active & ~outside, closed, 0.0))
-    far = Seconds.resting_on(fabric.network.rest, np.where(active & outside, closed, 0.0))
+    if not active.any():
+        return Seconds.zeros(active.shape)
+    groups = groups_of(fabric, size, stride)
+    bytes_per_s = group_bytes_per_s(fabric, groups, together=kind not in ALONE)
+    closed = np.minimum(
+        _closed_s(fabric, kind, how, num_bytes, groups, bytes_per_s),
+        _closed_s(fabric.small_protocol, kind, how, SMALL_PROTOCOL_PASSES * num_bytes, groups, bytes_per_s),
+    )
+    near = Seconds.resting_on(fabric.intra.rest, np.where(active & ~groups.outside, closed, 0.0))
+    far = Seconds.resting_on(fabric.network.rest, np.where(active & groups.outside, closed, 0.0))
     seconds = near + far
     if fabric.curves and how is Algorithm.DEFAULT:
         curve_s = _curve_s(fabric, kind, num_bytes, size, stride)
         seconds = seconds.where(active & ~np.isnan(curve_s), np.nan_to_num(curve_s))
     return seconds
-
-
-def _small_protocol(fabric: Fabric) -> Fabric:
-    intra, network = (replace(link, step_s=link.small_step_s) for link in (fabric.intra, fabric.network))
-    return replace(fabric, intra=intra, network=network)
 
 
 def _known(enum: type[E], name: str, what: str) -> E:
@@ -244,60 +280,55 @@ def _known(enum: type[E], name: str, what: str) -> E:
 
 
 def _closed_s(
-    fabric: Fabric, kind: Collective, how: Algorithm, num_bytes: FloatArray, size: FloatArray, stride: FloatArray
+    fabric: Fabric,
+    kind: Collective,
+    how: Algorithm,
+    num_bytes: FloatArray,
+    groups: Groups,
+    bytes_per_s: FloatArray,
 ) -> FloatArray:
+    step_s = np.where(groups.outside, fabric.network.step_s, fabric.intra.step_s)
     if kind is Collective.P2P:
-        wire = num_bytes / group_bytes_per_s(fabric, size, stride, together=False)
-        return fabric.launch_s + _step_s(fabric, size, stride) + wire
+        return np.asarray(fabric.launch_s + step_s + num_bytes / bytes_per_s)
     if kind is Collective.ALL_TO_ALL:
-        return _all_to_all_s(fabric, num_bytes, size, stride)
-    whole = kind is Collective.ALL_REDUCE or (kind is Collective.REDUCE_SCATTER and fabric.backend == "gloo")
+        return _all_to_all_s(fabric, num_bytes, groups, bytes_per_s, step_s)
     if kind is Collective.ALL_REDUCE and how is Algorithm.HIERARCHICAL:
-        return _hierarchical_s(fabric, num_bytes, size, stride)
-    passes = 2.0 if whole else 1.0
-    bytes_per_s = group_bytes_per_s(fabric, size, stride)
-    depth = np.ceil(np.log2(np.maximum(size, 1)))
+        return _hierarchical_s(fabric, num_bytes, groups)
     if kind is Collective.BROADCAST:
-        return fabric.launch_s + depth * _step_s(fabric, size, stride) + num_bytes / bytes_per_s
-    ring = passes * (_ring_latency_s(fabric, size, stride) + (size - 1) / size * num_bytes / bytes_per_s)
+        return np.asarray(fabric.launch_s + groups.depth * step_s + num_bytes / bytes_per_s)
+    whole = kind is Collective.ALL_REDUCE or (kind is Collective.REDUCE_SCATTER and fabric.backend == "gloo")
+    passes = 2.0 if whole else 1.0
+    wire_s = (groups.size - 1) / groups.size * num_bytes / bytes_per_s
+    ring = passes * (_ring_latency_s(fabric, groups) + wire_s)
     if not whole or how is Algorithm.RING:
-        return fabric.launch_s + ring
-    tree = passes * (depth * _step_s(fabric, size, stride) + num_bytes / bytes_per_s)
-    return fabric.launch_s + (tree if how is Algorithm.TREE else np.minimum(ring, tree))
+        return np.asarray(fabric.launch_s + ring)
+    tree = passes * (groups.depth * step_s + num_bytes / bytes_per_s)
+    return np.asarray(fabric.launch_s + (tree if how is Algorithm.TREE else np.minimum(ring, tree)))
 
 
-def _step_s(fabric: Fabric, size: FloatArray, stride: FloatArray) -> FloatArray:
-    outside = crosses(fabric.domain_size, fabric.num_gpus, size, stride)
-    return np.asarray(np.where(outside, fabric.network.step_s, fabric.intra.step_s))
-
-
-def _ring_latency_s(fabric: Fabric, size: FloatArray, stride: FloatArray) -> FloatArray:
+def _ring_latency_s(fabric: Fabric, groups: Groups) -> FloatArray:
     """Latency of size-1 steps around the ring: one hop leaves each domain, the others stay inside."""
-    outside = crosses(fabric.domain_size, fabric.num_gpus, size, stride)
-    domains = np.where(outside, np.ceil(size / members(fabric.domain_size, size, stride)), 1.0)
-    far = np.where(outside, domains - 1, 0.0)
-    return (size - 1 - far) * fabric.intra.step_s + far * fabric.network.step_s
+    far = np.where(groups.outside, groups.domains - 1, 0.0)
+    return np.asarray((groups.size - 1 - far) * fabric.intra.step_s + far * fabric.network.step_s)
 
 
-def _all_to_all_s(fabric: Fabric, num_bytes: FloatArray, size: FloatArray, stride: FloatArray) -> FloatArray:
-    outside = crosses(fabric.domain_size, fabric.num_gpus, size, stride)
-    inside = np.where(outside, members(fabric.domain_size, size, stride), size)
-    near_s = num_bytes * (inside - 1) / size / fabric.intra.bytes_per_s
-    far_s = num_bytes * (size - inside) / size / group_bytes_per_s(fabric, size, stride, together=False)
-    steps = np.ceil(np.log2(np.maximum(size, 1)))
-    return np.asarray(fabric.launch_s + steps * _step_s(fabric, size, stride) + np.maximum(near_s, far_s))
+def _all_to_all_s(
+    fabric: Fabric, num_bytes: FloatArray, groups: Groups, bytes_per_s: FloatArray, step_s: FloatArray
+) -> FloatArray:
+    near_s = num_bytes * (groups.inside - 1) / groups.size / fabric.intra.bytes_per_s
+    far_s = num_bytes * (groups.size - groups.inside) / groups.size / bytes_per_s
+    return np.asarray(fabric.launch_s + groups.depth * step_s + np.maximum(near_s, far_s))
 
 
-def _hierarchical_s(fabric: Fabric, num_bytes: FloatArray, size: FloatArray, stride: FloatArray) -> FloatArray:
-    outside = crosses(fabric.domain_size, fabric.num_gpus, size, stride)
-    inside = np.where(outside, members(fabric.domain_size, size, stride), size)
-    domains = np.ceil(size / inside)
+def _hierarchical_s(fabric: Fabric, num_bytes: FloatArray, groups: Groups) -> FloatArray:
+    inside, domains = groups.inside, groups.domains
     scatter = 2.0 if fabric.backend == "gloo" else 1.0
     near = (inside - 1) * fabric.intra.step_s + (inside - 1) / inside * num_bytes / fabric.intra.bytes_per_s
-    share = group_bytes_per_s(fabric, domains, stride * inside)
+    between = groups_of(fabric, domains, groups.stride * inside)
+    share = group_bytes_per_s(fabric, between)
     far = 2 * ((domains - 1) * fabric.network.step_s + (domains - 1) / domains * num_bytes / inside / share)
-    stages = np.where(outside, 3.0, 1.0)
-    return stages * fabric.launch_s + (1 + scatter) * near + np.where(outside, far, 0.0)
+    stages = np.where(groups.outside, 3.0, 1.0)
+    return np.asarray(stages * fabric.launch_s + (1 + scatter) * near + np.where(groups.outside, far, 0.0))
 
 
 def _curve_s(
@@ -328,15 +359,17 @@ def curve_s(curve: Curve, num_bytes: FloatArray) -> FloatArray:
     return np.asarray(np.exp(seconds[piece] + slope * (at - size[piece])))
 
 
-def hop_s(fabric: Fabric, num_bytes: FloatArray, stride: int, position: int, num_devices: int) -> FloatArray:
-    """Seconds of the p2p from pipeline device `position` to the next one; the last one's goes back to the first.
+def hop_s(fabric: Fabric, num_bytes: ArrayLike, stride: int, num_devices: int) -> FloatArray:
+    """(num_devices,) seconds of the p2p from each pipeline device to the next one; the last one's goes to the first.
 
     Device p of the pipeline owns ranks p·stride .. (p+1)·stride - 1, where pp is the outermost axis. All of its ranks send
-    at once. With pp further in, positions repeat within one domain and this is the hop of the first of them.
+    at once. With pp further in, positions repeat within one domain and these are the hops of the first of them.
     """
-    following = (position + 1) % num_devices
+    position = np.arange(num_devices)
+    following = np.mod(position + 1, num_devices)
     domain = fabric.domain_size
-    pairs = ((position * stride, following * stride), ((position + 1) * stride - 1, (following + 1) * stride - 1))
-    stays = all(one // domain == other // domain for one, other in pairs)
-    reach = 1 if stays or fabric.num_gpus <= domain else max(domain, stride)
+    stays = (position * stride // domain == following * stride // domain) & (
+        ((position + 1) * stride - 1) // domain == ((following + 1) * stride - 1) // domain
+    )
+    reach = np.where(stays | (fabric.num_gpus <= domain), 1, max(domain, stride))
     return collective_s(fabric, Collective.P2P, num_bytes, 2, reach).total

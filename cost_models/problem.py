@@ -24,6 +24,9 @@ from cost_models.records import (
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
+PRICED_RECOMPUTE = ("none", "selective", "full")
+"""Kinds of recompute with a price; a runtime's further modules have none yet."""
+
 RANK_ORDER = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
 """Axes, innermost first: the heaviest traffic between the nearest ranks."""
 
@@ -64,8 +67,8 @@ class Problem:
 
     @property
     def recompute_kinds(self) -> tuple[str, ...]:
-        """Kinds of recompute, in the order of the arrays; the first keeps everything."""
-        return self.runtime.recompute_kinds
+        """Those of the runtime's kinds of recompute that are priced, in its order; the first keeps everything."""
+        return tuple(kind for kind in self.runtime.recompute_kinds if kind in PRICED_RECOMPUTE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

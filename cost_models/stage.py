@@ -102,7 +102,7 @@ class BlockPrices:
 
 
 def _supported(problem: Problem, cells: Cells) -> None:
-    if problem.runtime.recompute_kinds[:1] != ("none",):
+    if problem.recompute_kinds[:1] != ("none",):
         raise RecordError(f"runtime {problem.runtime.name!r}: its first kind of recompute must be none")
     wrong = np.flatnonzero(cells.tp > problem.model.heads)
     if len(wrong):
@@ -430,7 +430,7 @@ def _hops(prices: BlockPrices, cell: int, stage: NDArray[np.int64]) -> FloatArra
     if pp == 1:
         return np.zeros(len(stage))
     stride = int(cells.stride("pp")[cell])
-    num_bytes = np.asarray(prices.hop_bytes[cell])
-    by_device = np.array([float(hop_s(prices.fabric, num_bytes, stride, device, pp)) for device in range(pp)])
+    num_bytes = prices.hop_bytes[cell]
+    by_device = hop_s(prices.fabric, num_bytes, stride, pp)
     inside = (stage >= 0) & (stage < num_stages - 1)
     return np.where(inside, by_device[np.mod(stage, pp)], 0.0)
