@@ -9,7 +9,7 @@ Keys, and what their seconds hold:
     embedding/<precision>/BxSxHIDDENxVOCAB/forward|backward       the look-up
     memory_bound/<precision>/BYTES                      an element-wise sum of two tensors into a third, BYTES in all
     optimizer/<name>/PARAMS                             one update of PARAMS fp32 parameters
-    launch/<precision>                                  LAUNCH_CHAIN element-wise operations of a few elements, autograd included
+    launch/<precision>                                  one element-wise operation on four elements, its graph included
 
 All processes time the same key at the same moment, from a barrier to a common duration, so that each finds cores, caches
 and memory as busy as the run will. Samples of all ranks count alike. A whole layer is the one that will run: a
@@ -28,8 +28,6 @@ from planner.profiling.clock import Rule, machine, sample, sample_length_s, vers
 if TYPE_CHECKING:
     import torch
 
-LAUNCH_CHAIN = 16
-"""Operations in the chain whose mean is the time of a launch: long against the clock, short against a layer."""
 KEY_BUDGET_S = 0.12
 """Seconds for a key on each process: four samples of the length that a shared core needs."""
 PASSES = 3
@@ -363,12 +361,7 @@ def _launch(parts: list[str], bench: Bench) -> tuple[Call, int | None]:
 
     (precision,) = parts
     x = torch.ones(4, device=bench.device, dtype=_dtype(precision), requires_grad=True)
-
-    def chain() -> None:
-        for _ in range(LAUNCH_CHAIN):
-            x.mul(1.0)
-
-    return chain, None
+    return (lambda: x.mul(1.0)), None
 
 
 _FAMILIES: dict[str, Callable[[list[str], Bench], tuple[Call, int | None]]] = {

@@ -1,0 +1,360 @@
+"""Measurements -> Calibration: what was measured, as it is, and coefficients for what was not, each with rows and residual.
+
+Two ways in:
+
+  fit      a profile and a probe (operations, collectives). Medians are taken over as they are; the efficiencies of products
+           and of attention and the multiplier of memory-bound work are fitted for the shapes that nobody measured.
+  refit    whole runs. One multiplier for each operation, collective and coefficient that the runs' predictions depend on,
+           found together as the most probable one (MAP): log-multipliers are normal about 0, the prior, so what the runs do
+           not tell apart stays where it was.
+
+                 minimise  Σ_rows ((log measured - log predicted(x)) / spread)² + Σ_parameters (x / prior)²
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_models import blocks, compute
+from cost_models.collectives import Collective, curve_s
+from cost_models.problem import Cells, Problem
+from cost_models.records import (
+    Calibration,
+    Coefficient,
+    Curve,
+    Layout,
+    Measurement,
+    MeasurementKind,
+    RecordError,
+)
+
+FloatArray = NDArray[np.float64]
+
+LEAST_SPREAD = 0.02
+"""Least relative spread of a measured run: a perfect repetition says little of the next day (p90 of repeated published
+configurations is 6 to 9%)."""
+PRIOR_SPREAD = {"operations": 0.3, "curves": 0.7, "coefficients": 0.5}
+"""How far off each kind of parameter may be before a run tells (one standard deviation of its logarithm): an operation was
+timed alone, a collective alone on idle cores, a coefficient of the table never here."""
+SENSITIVITY_STEP = 1e-3
+"""Change of a log-parameter by which sensitivities are found (forward differences)."""
+LEAST_SENSITIVITY = 1e-4
+"""d log step / d log parameter below which the runs say nothing about a parameter."""
+MOST_ITERATIONS = 30
+"""Of Gauss-Newton; seconds are nearly linear in the parameters, so three are the rule."""
+CONVERGED = 1e-6
+"""Largest change of a log-parameter in the last iteration."""
+
+
+# From a profile and a probe --------------------------------------------------------------------------------------------
+
+
+def fit(problem: Problem, measurements: Iterable[Measurement], *, name: str, date: str) -> Calibration:
+    """The problem's calibration with what was measured on its cluster's machine.
+
+    `date` is the day of the measurements (ISO). Runs are left aside: they are `refit`'s.
+    """
+    taken = [one for one in measurements if one.kind is not MeasurementKind.RUN]
+    if not taken:
+        raise RecordError("nothing to fit: the file holds neither an operation nor a collective")
+    operations = {
+        one.key: median(one.samples_s)
+        for one in taken
+        if one.kind is MeasurementKind.OP and not one.key.startswith("dispatch/")
+    }
+    machine = taken[0].machine
+    found = replace(
+        problem.calibration,
+        name=name,
+        machine=machine,
+        date=date,
+        operations_s={**problem.calibration.operations_s, **operations},
+        curves={**problem.calibration.curves, **dict(_curves(taken, date))},
+    )
+    problem = replace(problem, calibration=found)
+    coefficients = dict(found.coefficients)
+    for full, ratios, old in _efficiencies(problem, operations):
+        value, residual = _log_mean(ratios)
+        coefficients[full] = Coefficient(
+            value=value if old is None else old * value,
+            unit="1",
+            source=f"fitted on operations timed on {machine}",
+            date=date,
+            residual=residual,
+            rows=len(ratios),
+        )
+    for full, coefficient in _overheads(problem, taken, date):
+        coefficients[full] = coefficient
+    return replace(found, coefficients=coefficients)
+
+
+def _curves(measurements: Sequence[Measurement], date: str) -> Iterator[tuple[str, Curve]]:
+    """`all_reduce/ranks/link class` -> medians by size, made to rise: a smaller message is never slower."""
+    known = {kind.value for kind in Collective}
+    points: dict[str, dict[float, float]] = defaultdict(dict)
+    machine = ""
+    for one in measurements:
+        parts = one.key.split("/")
+        if one.kind is MeasurementKind.COLLECTIVE and len(parts) == 4 and parts[0] in known:
+            points[f"{parts[0]}/{parts[1]}/{parts[3]}"][float(parts[2])] = median(one.samples_s)
+            machine = one.machine
+    for key, by_size in points.items():
+        sizes = sorted(by_size)
+        seconds = np.minimum.accumulate([max(by_size[size], 1e-9) for size in reversed(sizes)])[::-1]
+        yield (
+            key,
+            Curve(
+                sizes_bytes=tuple(sizes),
+                seconds=tuple(float(second) for second in seconds),
+                source=f"measured on {machine}",
+                date=date,
+            ),
+        )
+
+
+Fitted = tuple[str, list[float], float | None]
+"""Name of a coefficient, what each row says of it, and the value that these multiply (None = they are the value)."""
+
+
+def _efficiencies(problem: Problem, operations: Mapping[str, float]) -> Iterator[Fitted]:
+    """Efficiency of products and of attention, and the multiplier of memory-bound work, each from its own rows."""
+    device = problem.cluster.pools[0].kind.device
+    precision, family = problem.workload.precision.value, device.family
+    unmeasured = replace(problem, calibration=replace(problem.calibration, operations_s={}))
+    rates = compute.rates(device, problem.workload, problem.runtime, unmeasured.calibration)
+    products, attentions = [], []
+    for key, seconds in operations.items():
+        what, *parts = key.split("/")
+        if what == "matmul" and parts[0] == precision:
+            m, n, k = (float(side) for side in parts[1].split("x"))
+            products.append(float(compute.matmul_s(rates, m, n, k).total) / seconds)
+        elif what == "attention" and parts[0] == precision:
+            batch, seq, heads, _, dim = (float(side) for side in parts[1].split("x"))
+            expected = compute.attention_s(rates, batch, seq, heads, dim, backward=parts[2] == "backward")
+            attentions.append(float(expected.total) / seconds)
+    if products:
+        yield f"matmul.efficiency.{family}.{precision}", products, rates.matmul_efficiency.value
+    if attentions and rates.score_bytes is None:
+        name = f"attention.efficiency.{family}.{problem.runtime.name}"
+        yield name, attentions, rates.attention_efficiency.value
+    rest = list(_memory_multipliers(problem, operations))
+    if rest:
+        yield f"memory_ops.multiplier.{family}.{problem.runtime.name}", rest, None
+
+
+def _memory_multipliers(problem: Problem, operations: Mapping[str, float]) -> Iterator[float]:
+    """From each whole layer: what its products and attention (measured ones first) leave, over its bytes."""
+    device = problem.cluster.pools[0].kind.device
+    without = {key: seconds for key, seconds in operations.items() if not key.startswith("layer/")}
+    inner = replace(problem, calibration=replace(problem.calibration, operations_s=without))
+    rates = compute.rates(device, problem.workload, problem.runtime, inner.calibration)
+    gated = problem.model.gated_mlp
+    for key, seconds in operations.items():
+        parts = key.split("/")
+        if parts[0] != "layer" or parts[1] != problem.workload.precision.value:
+            continue
+        layout = _layout_of(problem, parts)
+        if layout is None:
+            continue
+        part = blocks.share(problem, Cells.of([layout]))
+        sides = [int(side[0]) for side in blocks.layer_sides(problem, part)]
+        direction = parts[-1]
+        if blocks.layer_key(rates.precision, gated, direction).format(*sides) != key:
+            continue
+        layer = blocks.layer_pass(inner, rates, part)[direction == "backward"]
+        left = seconds - float((layer.matmuls.total + layer.attention.total)[0])
+        moved = float(layer.memory_ops.total[0]) / rates.memory.value
+        if left > 0 and moved > 0:
+            yield left / moved
+
+
+def _layout_of(problem: Problem, parts: Sequence[str]) -> Layout | None:
+    """The tensor-parallel layout of a `layer/...` key, where it is one of this problem's model."""
+    mbs = int(parts[2].split("x")[0])
+    tp, rest = divmod(problem.model.heads, int(parts[3].split("x")[0]))
+    return None if rest else Layout(tp=tp, mbs=mbs)
+
+
+def _overheads(problem: Problem, measurements: Sequence[Measurement], date: str) -> Iterator[tuple[str, Coefficient]]:
+    """What a parallelism costs a layer beside its communication, from `dispatch/<axis>/<ranks>/layer` (fastest of worlds).
+
+    The layer of the same size without it is taken off, and its collectives as their curves price them.
+    """
+    seconds = {one.key: median(one.samples_s) for one in measurements if one.key.startswith("dispatch/")}
+    family, runtime = problem.cluster.pools[0].kind.device.family, problem.runtime.name
+    link = problem.cluster.pools[0].kind.intra.name
+    for key, whole_s in seconds.items():
+        _, axis, ranks, what = key.split("/")
+        calls = DISPATCH_CALLS.get(axis, {})
+        if what != "layer" or not calls:
+            continue
+        plain_s = seconds.get(f"dispatch/plain/{ranks}/layer", 0.0)
+        traffic_s = sum(
+            count * _smallest_s(problem.calibration.curves.get(f"{call}/{ranks}/{link}"))
+            for call, count in calls.items()
+        )
+        yield (
+            f"dispatch.layer_s.{axis}.{family}.{runtime}",
+            Coefficient(
+                value=max(0.0, whole_s - plain_s - traffic_s),
+                unit="s",
+                source=f"small layers with and without it on {ranks} ranks, their collectives taken off",
+                date=date,
+                rows=1,
+            ),
+        )
+
+
+DISPATCH_CALLS: Mapping[str, Mapping[str, int]] = {
+    "tp": {"all_gather": 4, "reduce_scatter": 4},
+    "fsdp": {"all_gather": 2, "reduce_scatter": 1},
+}
+"""Collectives of a layer and micro-batch, forward and backward: sequence parallelism (Korthikanti 2022, section 4.2.2), and
+FSDP that gathers at each use."""
+
+
+def _smallest_s(curve: Curve | None) -> float:
+    return 0.0 if curve is None else float(curve_s(curve, np.asarray([1024.0]))[0])
+
+
+def _log_mean(ratios: Sequence[float]) -> tuple[float, float]:
+    """Geometric mean, and the standard deviation of the logarithms (0 for one row)."""
+    logs = [math.log(ratio) for ratio in ratios]
+    mean = sum(logs) / len(logs)
+    return math.exp(mean), math.sqrt(sum((log - mean) ** 2 for log in logs) / max(1, len(logs) - 1))
+
+
+# From runs -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One measured quantity of a run."""
+
+    label: str
+    """For people: layout and phase."""
+    measured_s: float
+    """Median."""
+    spread: float
+    """Relative, of the measurement."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refit:
+    """A calibration refitted on runs."""
+
+    calibration: Calibration
+    """With the new values."""
+    multipliers: Mapping[str, float]
+    """Parameter -> factor that it got: `operations/layer/forward`, `curves/all_reduce`, `coefficients/step.constant_s.cpu`."""
+    before: tuple[float, ...]
+    """log(measured / predicted) of each row, with the prior."""
+    after: tuple[float, ...]
+    """The same, refitted."""
+
+
+Predict = Callable[[Calibration], Sequence[float]]
+"""Seconds of each row under a calibration."""
+
+
+def refit(prior: Calibration, rows: Sequence[Row], predict: Predict, *, name: str, date: str) -> Refit:
+    """The most probable multipliers of everything that the rows' predictions depend on; see the head of this module."""
+    if not rows:
+        raise RecordError("nothing to refit on: no measured row has a prediction of the same kind beside it")
+    measured = np.log([row.measured_s for row in rows])
+    weight = 1.0 / np.array([max(row.spread, LEAST_SPREAD) for row in rows])
+
+    def logs(parameters: Sequence[str], x: FloatArray) -> FloatArray:
+        return np.asarray(np.log(np.asarray(predict(scaled(prior, dict(zip(parameters, np.exp(x), strict=True)))), dtype=float))
+
+    start = np.log(np.asarray(predict(prior), dtype=float))
+    parameters = [one for one in parameters_of(prior) if _matters(prior, one, predict, start)]
+    x = np.zeros(len(parameters))
+    widths = np.array([PRIOR_SPREAD[one.split("/")[0]] for one in parameters])
+    for _ in range(MOST_ITERATIONS if parameters else 0):
+        here = logs(parameters, x)
+        slopes = np.stack(
+            [(logs(parameters, x + SENSITIVITY_STEP * unit) - here) / SENSITIVITY_STEP for unit in np.eye(len(x))],
+            axis=1,
+        )
+        left = np.concatenate([weight * (measured - here), -x / widths])
+        system = np.concatenate([weight[:, None] * slopes, np.diag(1.0 / widths)])
+        change = np.linalg.lstsq(system, left, rcond=None)[0]
+        x = x + change
+        if np.max(np.abs(change)) < CONVERGED:
+            break
+    multipliers = dict(zip(parameters, np.exp(x).tolist(), strict=True))
+    after = measured - logs(parameters, x)
+    found = replace(scaled(prior, multipliers), name=name, date=date)
+    return Refit(
+        calibration=_signed(found, multipliers, rows, after, date),
+        multipliers=multipliers,
+        before=tuple((measured - start).tolist()),
+        after=tuple(after.tolist()),
+    )
+
+
+def parameters_of(calibration: Calibration) -> tuple[str, ...]:
+    """What a run may correct: measured operations by kind and direction, curves by collective, and coefficients of time."""
+    found: dict[str, None] = {}
+    for key in calibration.operations_s:
+        found[_operation_group(key)] = None
+    for key in calibration.curves:
+        found["curves/" + key.split("/")[0]] = None
+    for key, coefficient in calibration.coefficients.items():
+        if not key.startswith(("memory.", "interval.")) and coefficient.value > 0:
+            found[f"coefficients/{key}"] = None
+    return tuple(found)
+
+
+def _operation_group(key: str) -> str:
+    parts = key.split("/")
+    direction = parts[-1] if parts[-1] in ("forward", "backward") else ""
+    return "/".join(filter(None, ("operations", parts[0], direction)))
+
+
+def scaled(calibration: Calibration, multipliers: Mapping[str, float]) -> Calibration:
+    """The calibration with each parameter times its multiplier."""
+
+    def factor(parameter: str) -> float:
+        return multipliers.get(parameter, 1.0)
+
+    return replace(
+        calibration,
+        operations_s={key: s * factor(_operation_group(key)) for key, s in calibration.operations_s.items()},
+        curves={
+            key: replace(curve, seconds=tuple(s * factor("curves/" + key.split("/")[0]) for s in curve.seconds))
+            for key, curve in calibration.curves.items()
+        },
+        coefficients={
+            key: replace(one, value=one.value * factor(f"coefficients/{key}"))
+            if f"coefficients/{key}" in multipliers
+            else one
+            for key, one in calibration.coefficients.items()
+        },
+    )
+
+
+def _matters(prior: Calibration, parameter: str, predict: Predict, start: FloatArray) -> bool:
+    moved = np.log(np.asarray(predict(scaled(prior, {parameter: math.exp(SENSITIVITY_STEP)})), dtype=float))
+    return bool(np.max(np.abs(moved - start)) / SENSITIVITY_STEP > LEAST_SENSITIVITY)
+
+
+def _signed(
+    calibration: Calibration, multipliers: Mapping[str, float], rows: Sequence[Row], after: FloatArray, date: str
+) -> Calibration:
+    """Refitted coefficients carry what they were fitted on."""
+    residual = float(np.std(after)) if len(rows) > 1 else None
+    coefficients = dict(calibration.coefficients)
+    for parameter, factor in multipliers.items():
+        kind, _, key = parameter.partition("/")
+        if kind == "coefficients":
+            old = coefficients[key]
+            source = f"{old.source}; times {factor:.3f}, refitted on {len(rows)} rows of runs"
+            coefficients[key] = replace(old, source=source, date=date, residual=residual, rows=old.rows + len(rows))
+    return replace(calibration, coefficients=coefficients)
