@@ -65,6 +65,14 @@ _WORKLOAD_KEYS = frozenset(("seq", "gbs", "precision", "optimizer", "mbs", "byte
 _LAYOUT_KEYS = frozenset(KEYS.values()) | frozenset(
     ("framework", "microbatches", "sp", "ulysses", "hsdp", "offload_optimizer", "offload_param")
 )
+SECTION_KEYS: Mapping[str, frozenset[str]] = {
+    "model": _MODEL_KEYS,
+    "cluster": _CLUSTER_KEYS,
+    "workload": _WORKLOAD_KEYS,
+    "layout": _LAYOUT_KEYS,
+}
+"""Section of a request -> its keys."""
+
 _SPELLINGS = {"dpr": "dp_replicate", "dps": "dp_shard", "vp": "vpp", "sched": "schedule", "rc": "recompute"}
 
 _OUT_OF_SCOPE: Mapping[str, str] = {
@@ -292,10 +300,11 @@ def _refuse_scope(request: Request) -> None:
 
 
 def _refuse_unknown(request: Request) -> None:
-    legal = {"model": _MODEL_KEYS, "cluster": _CLUSTER_KEYS, "workload": _WORKLOAD_KEYS, "layout": _LAYOUT_KEYS}
     for path in request.ignored:
         section, _, key = path.partition(".")
-        known = sorted(_MOE_KEYS if key.startswith("moe.") else legal.get(section, SECTIONS) if key else SECTIONS)
+        known = sorted(
+            _MOE_KEYS if key.startswith("moe.") else SECTION_KEYS.get(section, SECTIONS) if key else SECTIONS
+        )
         near = difflib.get_close_matches(path.rsplit(".", 1)[-1], known, n=2, cutoff=0.5)
         hint = f"; did you mean {' or '.join(near)}?" if near else "."
         raise InputError(f"{request.source}: {path!r} is not a key of a request{hint} Known there: {', '.join(known)}")
