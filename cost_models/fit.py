@@ -270,7 +270,8 @@ def refit(prior: Calibration, rows: Sequence[Row], predict: Predict, *, name: st
     weight = 1.0 / np.array([max(row.spread, LEAST_SPREAD) for row in rows])
 
     def logs(parameters: Sequence[str], x: FloatArray) -> FloatArray:
-        return np.asarray(np.log(np.asarray(predict(scaled(prior, dict(zip(parameters, np.exp(x), strict=True)))), dtype=float))
+        seconds = predict(scaled(prior, dict(zip(parameters, np.exp(x), strict=True))))
+        return np.asarray(np.log(np.asarray(seconds, dtype=float)))
 
     start = np.log(np.asarray(predict(prior), dtype=float))
     parameters = [one for one in parameters_of(prior) if _matters(prior, one, predict, start)]
