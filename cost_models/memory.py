@@ -143,6 +143,8 @@ class BlockMemory:
     """What `column_footprints` needs of every cell, priced once."""
 
     params: LocalParams
+    per_param: Mapping[str, FloatArray]
+    """Kind -> [cell] bytes that each local parameter takes as long as the step lasts (`held_bytes_per_param`)."""
     activations: FloatArray
     """[cell, recompute] bytes that a layer keeps of a micro-batch."""
     embedding_activations: FloatArray
@@ -161,6 +163,7 @@ def block_memory(problem: Problem, cells: Cells, part: Share | None = None) -> B
     head_norm = element_bytes(problem.workload.precision) * 2 * part.tokens * problem.model.hidden / part.sequence_parts
     return BlockMemory(
         params=local_params(problem.model, part),
+        per_param=held_bytes_per_param(problem, cells),
         activations=np.stack(by_kind, axis=-1),
         embedding_activations=8.0 * part.tokens,  # token ids and labels, 64-bit
         logits_saved=saved + head_norm,
@@ -188,30 +191,40 @@ class Footprints:
         return np.asarray(np.sum(list(self.per_micro_batch.values()), axis=0))
 
 
+def held_bytes_per_param(problem: Problem, cells: Cells) -> Mapping[str, FloatArray]:
+    """Kind -> (n,) bytes that each local parameter of a cell takes as long as the step lasts: what grows with parameters alone."""
+    per, element = state_bytes(problem), element_bytes(problem.workload.precision)
+    shard = cells.shard_group[0]
+    whole_in_pp = (cells.zero >= 2) & (cells.pp > 1) & problem.runtime.unsharded_gradients_with_pp
+    divides_weights = (cells.zero == 3) | (cells.gather == Gather.MICRO)
+    stays_gathered = divides_weights & (whole_in_pp | (cells.gather == Gather.MICRO))
+    if problem.runtime.name == "torch":
+        # `replicate` holds a second copy from a layer's forward to its backward pass
+        stays_gathered = stays_gathered | ((cells.zero == 0) & (cells.tp > 1) & (cells.dp > 1))
+    return {
+        "weights": per.weight / np.where(divides_weights, shard, 1),
+        "gradients": per.gradient / np.where((cells.zero >= 2) & ~whole_in_pp, shard, 1),
+        "optimizer": per.optimizer / np.where(cells.zero >= 1, shard, 1),
+        "gathered": np.where(stays_gathered, float(element), 0.0),
+    }
+
+
 def column_footprints(problem: Problem, cells: Cells, memory: BlockMemory, cell: int, shape: ColumnShape) -> Footprints:
     """Bytes of the columns of one cell, from the second step on. What a device has once is spread over its vpp columns."""
-    zero, shard = int(cells.zero[cell]), int(cells.shard_group[0][cell])
-    gather = Gather(cells.gather[cell])
-    whole_in_pp = problem.runtime.unsharded_gradients_with_pp and cells.pp[cell] > 1 and zero >= 2
     per, element = state_bytes(problem), element_bytes(problem.workload.precision)
     params = memory.params.of_columns(cell, shape)
     largest = memory.params.largest_unit(cell, shape)
     share_of = 1.0 / int(cells.vpp[cell])
-    divides_weights = zero == 3 or gather is Gather.MICRO
-    gathered, buffers = np.zeros_like(params), np.zeros_like(params)
-    if divides_weights:
-        held = params if whole_in_pp or gather is Gather.MICRO else np.minimum(GATHERED_UNITS * largest, params)
-        gathered = element * held * (1.0 if held is params else share_of)
+    held = {kind: values[cell] * params for kind, values in memory.per_param.items()}
+    buffers = np.zeros_like(params)
+    if cells.zero[cell] == 3 or cells.gather[cell] == Gather.MICRO:
         buffers = per.gradient * largest * share_of  # one unit's gradient before it is reduce-scattered
-    if problem.runtime.name == "torch" and zero == 0 and cells.tp[cell] > 1 and cells.dp[cell] > 1:
-        gathered = element * params  # `replicate` holds a second copy from a layer's forward to its backward pass
+        if not memory.per_param["gathered"][cell]:
+            held["gathered"] = element * np.minimum(GATHERED_UNITS * largest, params) * share_of
     working = _working_bytes(memory, cell, shape) * share_of
     return Footprints(
         fixed={
-            "weights": per.weight * params / (shard if divides_weights else 1),
-            "gradients": per.gradient * params / (shard if zero >= 2 and not whole_in_pp else 1),
-            "optimizer": per.optimizer * params / (shard if zero >= 1 else 1),
-            "gathered": gathered,
+            **held,
             "working": working + shape.head * memory.logits_working[cell],
             "communication": buffers,
             "context": np.full_like(params, context_bytes(problem) * share_of),
