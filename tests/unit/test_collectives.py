@@ -1,0 +1,205 @@
+"""Seconds of collectives: closed forms, a member-by-member count of where groups lie, monotonicity."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cost_models.calibrations import shipped
+from cost_models.collectives import (
+    Algorithm,
+    Collective,
+    Fabric,
+    collective_s,
+    crosses,
+    curve_s,
+    fabric,
+    hop_s,
+    link_classes,
+    members,
+)
+from cost_models.records import Curve, FabricException, FabricLevel, Link, Pool, RecordError
+from tests.unit.cost_cases import CPU, NODE, cluster
+
+MIB = float(2**20)
+BYTES = st.floats(min_value=1.0, max_value=2.0**36)
+POWERS = st.sampled_from([1, 2, 4, 8, 16, 32])
+
+
+def bare(**changes: object) -> Fabric:
+    """32 devices in domains of 8, without latency: wire time alone."""
+    found = fabric(cluster(4), shipped())
+    still = {"step_s": 0.0, "small_step_s": 0.0}
+    intra = replace(found.intra, bytes_per_s=400e9, **still)  # type: ignore[arg-type]
+    network = replace(found.network, bytes_per_s=50e9, **still)  # type: ignore[arg-type]
+    return replace(replace(found, intra=intra, network=network, launch_s=0.0), **changes)  # type: ignore[arg-type]
+
+
+def seconds(links: Fabric, name: str, num_bytes: float, size: int, stride: int, how: str = "default") -> float:
+    return float(collective_s(links, name, num_bytes, size, stride, how).total)
+
+
+@pytest.mark.parametrize(("name", "passes"), [("all_reduce", 2.0), ("all_gather", 1.0), ("reduce_scatter", 1.0)])
+@pytest.mark.parametrize(
+    ("size", "stride", "bytes_per_s"),
+    [
+        (8, 1, 400e9),  # one domain
+        (4, 8, 50e9),  # one member in each domain: one share of the network
+        (8, 4, 2 * 50e9),  # two members in each domain share two ways out
+        (32, 1, 8 * 50e9),  # all of a domain: eight ways out, no faster than the domain itself
+    ],
+)
+def test_rings_in_closed_form(name: str, passes: float, size: int, stride: int, bytes_per_s: float) -> None:
+    expected = passes * (size - 1) / size * MIB / bytes_per_s
+    how = "ring" if name == "all_reduce" else "default"
+    assert seconds(bare(), name, MIB, size, stride, how) == pytest.approx(expected)
+
+
+def test_latency_in_closed_form() -> None:
+    found = bare(launch_s=3.0)
+    found = replace(found, intra=replace(found.intra, step_s=1.0, small_step_s=1.0, bytes_per_s=1e30))
+    assert seconds(found, "all_reduce", 1.0, 8, 1, "ring") == pytest.approx(3 + 2 * 7)
+    assert seconds(found, "all_reduce", 1.0, 8, 1, "tree") == pytest.approx(3 + 2 * 3)
+    assert seconds(found, "all_reduce", 1.0, 8, 1) == pytest.approx(3 + 2 * 3)
+    assert seconds(found, "all_gather", 1.0, 8, 1) == pytest.approx(3 + 7)
+
+
+def test_small_messages_take_the_protocol_of_low_latency() -> None:
+    found = bare()
+    intra = replace(found.intra, step_s=1e-5, small_step_s=1e-6, bytes_per_s=1e9)
+    found = replace(found, intra=intra)
+    assert seconds(found, "all_gather", 8.0, 2, 1) == pytest.approx(1e-6, rel=0.02)
+    large = seconds(found, "all_gather", 2e9, 2, 1)
+    assert large == pytest.approx(1.0 + 1e-5)
+
+
+def test_hierarchical_beats_a_ring_where_the_network_is_slow() -> None:
+    found = bare()
+    inside, between = 2 * 7 / 8 * MIB / 400e9, 2 * 3 / 4 * MIB / 8 / 50e9
+    assert seconds(found, "all_reduce", MIB, 32, 1, "hierarchical") == pytest.approx(inside + between)
+
+
+def test_all_to_all_sends_alone() -> None:
+    assert seconds(bare(), "all_to_all", MIB, 32, 1) == pytest.approx(24 / 32 * MIB / 50e9)
+    assert seconds(bare(), "all_to_all", MIB, 8, 1) == pytest.approx(7 / 8 * MIB / 400e9)
+
+
+def test_gloo_reduce_scatter_costs_its_all_reduce() -> None:
+    kind = replace(NODE, device=CPU, gpus_per_node=4, intra=Link(name="loopback", bandwidth_bytes_per_s=1e9))
+    found = fabric(cluster(1, kind), shipped())
+    assert found.backend == "gloo"
+    scatter = seconds(found, "reduce_scatter", 4 * MIB, 4, 1)
+    assert scatter == pytest.approx(seconds(found, "all_reduce", 4 * MIB, 4, 1, "ring"))
+    assert scatter > 1.5 * seconds(found, "all_gather", 4 * MIB, 4, 1)
+
+
+@given(st.sampled_from(list(Collective)), BYTES, POWERS, POWERS, st.floats(min_value=1.0, max_value=10.0))
+def test_a_bigger_message_is_never_faster_nor_more_bandwidth_slower(
+    name: Collective, num_bytes: float, size: int, stride: int, factor: float
+) -> None:
+    found = fabric(cluster(4), shipped())
+    before = seconds(found, name, num_bytes, size, stride)
+    assert seconds(found, name, num_bytes * factor, size, stride) >= before * (1 - 1e-12)
+    for link in ("intra", "network"):
+        faster = replace(getattr(found, link), bytes_per_s=getattr(found, link).bytes_per_s * factor)
+        assert seconds(replace(found, **{link: faster}), name, num_bytes, size, stride) <= before * (1 + 1e-12)
+
+
+@given(st.sampled_from(list(Collective)), BYTES, POWERS)
+def test_a_group_of_one_and_an_empty_message_cost_nothing(name: Collective, num_bytes: float, stride: int) -> None:
+    found = fabric(cluster(4), shipped())
+    assert seconds(found, name, num_bytes, 1, stride) == 0
+    assert seconds(found, name, 0.0, 8, stride) == 0
+
+
+@given(POWERS, POWERS, st.sampled_from([2, 4, 8, 16]))
+def test_members_equal_a_count_rank_by_rank(size: int, stride: int, unit: int) -> None:
+    world = max(size * stride, unit) * 2
+    fewest = min(
+        sum(1 for rank in group if rank // unit == group[0] // unit)
+        for start in range(0, world, size * stride)
+        for offset in range(stride)
+        for group in [[start + offset + stride * member for member in range(size)]]
+    )
+    counted = members(unit, np.array(float(size)), np.array(float(stride)))
+    assert counted == fewest
+    leaves = bool(crosses(unit, world, np.array(float(size)), np.array(float(stride))))
+    assert leaves == (fewest < size)
+
+
+def test_a_group_that_straddles_domains_leaves_them() -> None:
+    size, stride = np.array(3.0), np.array(1.0)
+    assert crosses(8, 24, size, stride)
+    assert link_classes(bare(), 3, 1) == "ib-ndr"
+    assert not crosses(8, 8, size, stride)
+
+
+def test_oversubscription_binds_above_the_leaf_alone() -> None:
+    tapered = fabric(cluster(4, fabric=(FabricLevel(name="leaf", radix=2, oversubscription=4.0),)), shipped())
+    flat = fabric(cluster(4), shipped())
+    assert seconds(tapered, "all_gather", 1e9, 2, 8) == pytest.approx(seconds(flat, "all_gather", 1e9, 2, 8))
+    # one member per node, two below a leaf: 2/4 of one share
+    slow = seconds(tapered, "all_gather", 1e9, 4, 8)
+    assert slow == pytest.approx(2 * seconds(flat, "all_gather", 1e9, 4, 8), rel=1e-2)
+
+
+def test_a_node_with_half_its_interfaces_slows_the_groups_that_meet_it() -> None:
+    whole = fabric(cluster(4), shipped())
+    hurt = fabric(cluster(4, exceptions=(FabricException(node=2, nic_factor=0.5),)), shipped())
+    assert hurt.network.bytes_per_s == pytest.approx(whole.network.bytes_per_s / 2)
+    assert hurt.intra == whole.intra
+
+
+def test_a_measured_curve_beats_the_closed_form() -> None:
+    curve = Curve(sizes_bytes=(1e3, 1e6), seconds=(1e-3, 1e-1), source="a test", date="2026-11-30")
+    calibration = replace(shipped(), curves={"all_reduce/4/nvlink4": curve})
+    found = fabric(cluster(4), calibration)
+    priced = collective_s(found, "all_reduce", [1e3, 1e6, 1e6], [4, 4, 8], [1, 1, 1])
+    assert priced.total[:2] == pytest.approx([1e-3, 1e-1])
+    assert priced.measured.tolist() == pytest.approx([1e-3, 1e-1, 0.0])
+    outside = collective_s(found, "all_reduce", 1e6, 4, 8)
+    assert outside.measured == 0
+
+
+@given(st.lists(st.floats(min_value=1e-6, max_value=1.0), min_size=1, max_size=6), BYTES, BYTES)
+def test_a_curve_never_falls_with_size(samples: list[float], one: float, other: float) -> None:
+    sizes = tuple(float(1024 * 4**place) for place in range(len(samples)))
+    curve = Curve(sizes_bytes=sizes, seconds=tuple(samples), source="a test", date="2026-11-30")
+    low, high = sorted((one, other))
+    priced = curve_s(curve, np.array([low, high]))
+    assert priced[0] <= priced[1] * (1 + 1e-9)
+
+
+def test_hops_inside_and_between_domains() -> None:
+    found = bare()
+    # 4 devices of the pipeline, 4 ranks each, on domains of 8: the second hop leaves the domain, and the way back does
+    times = hop_s(found, MIB, 4, 4)
+    assert times == pytest.approx([MIB / 400e9, MIB / 50e9, MIB / 400e9, MIB / 50e9])
+
+
+def test_unknown_names_list_the_known_ones() -> None:
+    with pytest.raises(RecordError, match=r"collective 'gossip' is not known; known: all_reduce, all_gather"):
+        collective_s(bare(), "gossip", MIB, 8, 1)
+    with pytest.raises(RecordError, match=r"algorithm 'magic' is not known; known: default, ring"):
+        collective_s(bare(), "all_reduce", MIB, 8, 1, "magic")
+
+
+def test_several_kinds_of_nodes_are_refused_by_name() -> None:
+    mixed = replace(cluster(2), pools=(Pool(kind=NODE, num_nodes=1), Pool(kind=replace(NODE, name="x"), num_nodes=1)))
+    with pytest.raises(RecordError, match="mixes node-of-8, x: pricing several kinds of nodes is not built yet"):
+        fabric(mixed, shipped())
+
+
+def test_a_class_of_links_that_no_table_knows_has_the_defaults_of_its_place() -> None:
+    kind = replace(NODE, nic=Link(name="home-made", bandwidth_bytes_per_s=1e9))
+    found = fabric(cluster(4, kind), shipped())
+    efficiency = shipped().coefficients["link.efficiency.network"].value
+    assert found.network.bytes_per_s == pytest.approx(1e9 * efficiency)
+
+
+def test_every_algorithm_has_a_price() -> None:
+    times = {how.value: seconds(fabric(cluster(4), shipped()), "all_reduce", 1e9, 32, 1, how) for how in Algorithm}
+    assert all(time > 0 for time in times.values())
+    assert times["default"] == min(times["ring"], times["tree"])
