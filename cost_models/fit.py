@@ -57,8 +57,10 @@ CONVERGED = 1e-6
 def fit(problem: Problem, measurements: Iterable[Measurement], *, name: str, date: str) -> Calibration:
     """The problem's calibration with what was measured on its cluster's machine.
 
-    `date` is the day of the measurements (ISO). Runs are left aside: they are `refit`'s.
+    `date` is the day of the measurements (ISO). Runs are left aside: they are `refit`'s; but for `context`, whose memory
+    is what a run takes whose model is next to nothing.
     """
+    measurements = tuple(measurements)
     taken = [one for one in measurements if one.kind is not MeasurementKind.RUN]
     if not taken:
         raise RecordError("nothing to fit: the file holds neither an operation nor a collective")
@@ -88,7 +90,7 @@ def fit(problem: Problem, measurements: Iterable[Measurement], *, name: str, dat
             residual=residual,
             rows=len(ratios),
         )
-    for full, coefficient in _overheads(problem, taken, date):
+    for full, coefficient in (*_overheads(problem, taken, date), *_contexts(problem, measurements, date)):
         coefficients[full] = coefficient
     return replace(found, coefficients=coefficients)
 
@@ -220,6 +222,23 @@ FSDP that gathers at each use."""
 
 def _smallest_s(curve: Curve | None) -> float:
     return 0.0 if curve is None else float(curve_s(curve, np.asarray([1024.0]))[0])
+
+
+def _contexts(problem: Problem, measurements: Sequence[Measurement], date: str) -> Iterator[tuple[str, Coefficient]]:
+    """Bytes that no tensor of a step accounts for, from `context/<ranks>`."""
+    family = problem.cluster.pools[0].kind.device.family
+    for one in measurements:
+        if one.key.startswith("context/") and one.memory is not None:
+            yield (
+                f"memory.context_bytes.{one.memory.kind}.{family}",
+                Coefficient(
+                    value=float(one.memory.peak_bytes),
+                    unit="bytes",
+                    source=f"a run whose model is next to nothing, on {one.machine}",
+                    date=date,
+                    rows=1,
+                ),
+            )
 
 
 def _log_mean(ratios: Sequence[float]) -> tuple[float, float]:

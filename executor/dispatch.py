@@ -1,8 +1,11 @@
 """What a parallelism costs a layer beside its communication: Python, hooks and DTensor's dispatch, on small layers.
 
 A layer whose tensors are next to nothing takes what the host takes for it. Two depths give the time of a layer as a slope;
-what does not grow with the depth is left out. Keys: `dispatch/<axis>/<ranks>/layer`, seconds of a layer and micro-batch,
-forward and backward; axis plain (gradients synchronised once a step), fsdp (gathered at each use), tp (sequence parallel).
+what does not grow with the depth is left out.
+
+Keys: `dispatch/<axis>/<ranks>/layer`, seconds of a layer and micro-batch, forward and backward; axis plain (gradients
+synchronised once a step), fsdp (gathered at each use), tp (sequence parallel). And `context/<ranks>`: the memory of the
+first such run, that is of torch itself once it trains.
 """
 
 from statistics import median
@@ -15,6 +18,7 @@ from cost_models.records import (
     Device,
     Layout,
     Link,
+    MeasuredMemory,
     Measurement,
     MeasurementKind,
     Model,
@@ -51,11 +55,13 @@ def time_dispatch(runtime: Runtime, settings: Settings) -> tuple[Measurement, ..
         "fsdp": normalised(dp=ranks, zero=3),
         "tp": normalised(tp=ranks),
     }
-    results = []
+    results: list[Measurement] = []
     for axis, layout in layouts.items():
         runs = [Run(small_plan(layout, depth, runtime), settings) for depth in DEPTHS]
         for run in runs:
             run.warm_up()
+        if not results:
+            results.append(_context(runs[0], ranks))
         taken = sample(
             {str(depth): run.step for depth, run in zip(DEPTHS, runs, strict=True)},
             Rule(warmup=0, repetitions=STEPS),
@@ -75,6 +81,21 @@ def time_dispatch(runtime: Runtime, settings: Settings) -> tuple[Measurement, ..
             )
         )
     return tuple(results)
+
+
+def _context(run: Run, ranks: int) -> Measurement:
+    """Memory of the first run of a process whose model is next to nothing: what torch itself takes when it trains."""
+    peak = MeasuredMemory(kind=run.memory.kind, peak_bytes=run.memory.peak_bytes())
+    return Measurement(
+        kind=MeasurementKind.RUN,
+        key=f"context/{ranks}",
+        samples_s=(0.0,),
+        memory=peak,
+        machine=machine(),
+        versions=versions(),
+        phase="context",
+        note="memory of a run whose model is next to nothing; its seconds say nothing",
+    )
 
 
 def small_plan(layout: Layout, depth: int, runtime: Runtime) -> Plan:

@@ -7,9 +7,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cost_models.records import Measurement, Measurements, RecordError, from_json, load, save, to_json
+from cost_models.records import (
+    Measurement,
+    Measurements,
+    Model,
+    Precision,
+    RecordError,
+    Workload,
+    from_json,
+    load,
+    save,
+    to_json,
+)
+from planner.profiling.blocks import Shapes, keys_of
 from planner.profiling.clock import threads_per_rank
 from planner.profiling.ranks import joined, run_ranks, say
+
+DEFAULT_SEQ = 4096
+"""Tokens of a sequence where nobody says: most published pre-training runs of the last years."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +84,53 @@ def measure(request: Request, *, progress: Callable[[str], object] | None = None
         return load(Measurements, place / "measurements.json")
 
 
+def profile_model(
+    model: Model,
+    *,
+    seq: int | None = None,
+    mbs: int = 1,
+    tp: int = 1,
+    precision: str | None = None,
+    ranks: int = 1,
+    layer: str = "",
+    device: str = "cpu",
+    progress: Callable[[str], object] | None = None,
+) -> Measurements:
+    """Time the operations of a model's blocks on one of tp ranks, `ranks` processes at once.
+
+    Whole layers are among them where `layer` is a factory (see planner.profiling.blocks). The sequence is DEFAULT_SEQ long
+    and the format bf16 where nothing is said.
+    """
+    workload = Workload(seq=seq or DEFAULT_SEQ, gbs=mbs, precision=Precision(precision or "bf16"))
+    keys = keys_of(model, workload, Shapes(tp=(tp,), mbs=(mbs,)))
+    keys = tuple(key for key in keys if layer or not key.startswith("layer/"))
+    return measure(Request(operations=keys, ranks=ranks, layer=layer, device=device), progress=progress)
+
+
+def probe_links(
+    *,
+    ranks: int = 2,
+    device: str = "cpu",
+    link_class: str = "loopback",
+    progress: Callable[[str], object] | None = None,
+) -> Measurements:
+    """Time the collectives between `ranks` processes of this machine, in groups of 2, 4, 8 ... and of all."""
+    if ranks < 2:
+        raise RecordError(f"ranks={ranks}: links are between at least 2 ranks; give --ranks 2 or more")
+    sizes = {2**power for power in range(1, ranks.bit_length()) if 2**power <= ranks} | {ranks}
+    request = Request(group_sizes=tuple(sorted(sizes)), ranks=ranks, device=device, link_class=link_class)
+    return measure(request, progress=progress)
+
+
 def take_part(request: Request) -> tuple[Measurement, ...]:
     """This rank's share of a session; rank 0 returns the samples of all."""
+    backend = "nccl" if request.device == "cuda" else "gloo"
+    with joined(backend=backend, timeout_s=request.timeout_s) as (rank, ranks):
+        return gathered(measured_here(request, rank, ranks), rank, ranks)
+
+
+def measured_here(request: Request, rank: int, ranks: int) -> list[Measurement]:
+    """What this rank measured of a request; every rank of the process group calls it."""
     import torch
     import torch.distributed as dist
 
@@ -81,31 +141,29 @@ def take_part(request: Request) -> tuple[Measurement, ...]:
     if device == "cuda":
         device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
         torch.cuda.set_device(device)
-    backend = "nccl" if request.device == "cuda" else "gloo"
-    with joined(backend=backend, timeout_s=request.timeout_s) as (rank, ranks):
-        own: list[Measurement] = []
-        if request.operations:
-            say(rank, f"timing {len(request.operations)} operations with {ranks} busy processes")
-            own += time_operations(
-                request.operations,
-                ranks=ranks,
-                threads=torch.get_num_threads(),
-                device=device,
-                budget_s=request.budget_s,
-                barrier=dist.barrier,
-                layer=request.layer,
-            )
-        if request.group_sizes:
-            say(rank, f"timing collectives between {ranks} ranks")
-            own += time_links(
-                rank,
-                ranks,
-                group_sizes=request.group_sizes,
-                link_class=request.link_class,
-                device=device,
-                where=machine_of(device),
-            )
-        return gathered(own, rank, ranks)
+    own: list[Measurement] = []
+    if request.operations:
+        say(rank, f"timing {len(request.operations)} operations with {ranks} busy processes")
+        own += time_operations(
+            request.operations,
+            ranks=ranks,
+            threads=torch.get_num_threads(),
+            device=device,
+            budget_s=request.budget_s,
+            barrier=dist.barrier,
+            layer=request.layer,
+        )
+    if request.group_sizes:
+        say(rank, f"timing collectives between {ranks} ranks")
+        own += time_links(
+            rank,
+            ranks,
+            group_sizes=request.group_sizes,
+            link_class=request.link_class,
+            device=device,
+            where=machine_of(device),
+        )
+    return own
 
 
 def gathered(own: list[Measurement], rank: int, ranks: int) -> tuple[Measurement, ...]:

@@ -1,0 +1,290 @@
+"""What was promised beside what happened: a plan and its measurements -> one document, and a refitted calibration.
+
+A predicted and a measured quantity stand in one row only where both mean the same: the step; forward and backward passes,
+their communication included; a pipeline as a whole; the update; memory of the same kind. What has no partner is listed with
+the reason, never compared. error = predicted / measured - 1.
+"""
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from cost_models.calibrations import shipped
+from cost_models.fit import Row, refit
+from cost_models.problem import Problem
+from cost_models.records import (
+    Calibration,
+    Measurement,
+    MeasurementKind,
+    Measurements,
+    Plan,
+    Prediction,
+    load,
+    print_layout,
+)
+from cost_models.units import GIB
+from planner.errors import InputError
+from planner.predict import predict
+
+SPREAD_QUANTILE = 0.1
+"""The measured spread holds the middle 80% of the samples, as the predicted interval does of the runs."""
+
+
+def read_measurements(paths: Iterable[str | Path]) -> Measurements:
+    """The measurements of all files, in order."""
+    return Measurements(measurements=tuple(one for path in paths for one in load(Measurements, path).measurements))
+
+
+def compare(plan: Plan, measured: Measurements) -> dict[str, Any]:
+    """The document: one row a quantity, with predicted and measured value, error, and whether it lies inside the interval.
+
+    Raises InputError where the plan has no prediction (it was edited), or nothing was measured of this plan.
+    """
+    predicted = _promise(plan)
+    own = runs_of(plan, measured)
+    promised = predicted_phases(predicted, plan.decision.num_micro_batches)
+    rows, unmatched = [], []
+    for phase, samples in measured_phases(own).items():
+        if phase not in promised:
+            unmatched.append(f"{phase}: measured, but no prediction names it")
+            continue
+        row = _row(phase, promised[phase], samples)
+        if phase == "step":
+            row |= {
+                "predicted_low_s": predicted.step_s_low,
+                "predicted_high_s": predicted.step_s_high,
+                "inside": predicted.step_s_low <= row["measured_s"] <= predicted.step_s_high,
+            }
+        rows.append(row)
+    memory, without_partner = _memory(predicted, own)
+    return {
+        "layout": print_layout(plan.decision.layout),
+        "decision_sha256": plan.decision.sha256,
+        "machine": own[0].machine,
+        "versions": dict(own[0].versions),
+        "rows": rows,
+        "memory": memory,
+        "not_compared": unmatched + without_partner,
+    }
+
+
+def _promise(plan: Plan) -> Prediction:
+    if plan.predicted is None:
+        raise InputError(
+            "this plan promises nothing: its decision was edited after it was predicted. Predict it again "
+            "(`meshwright predict plan.json`), or compare the plan as it was written"
+        )
+    return plan.predicted
+
+
+def runs_of(plan: Plan, measured: Measurements) -> tuple[Measurement, ...]:
+    """The run measurements of this very decision. InputError, with what there is, where there are none."""
+    runs = [one for one in measured.measurements if one.kind is MeasurementKind.RUN]
+    wanted = plan.decision.sha256
+    own = tuple(one for one in runs if one.plan_sha256 == wanted)
+    if not own:
+        others = sorted({f"{str(one.plan_sha256)[:12]} ({one.note})" for one in runs})
+        found = f"runs of {'; '.join(others)}" if others else "no run at all"
+        raise InputError(
+            f"nothing was measured of this plan (decision {wanted[:12]}): the files hold {found}. Measure it with "
+            "`meshwright run plan.json -o measurement.json`"
+        )
+    return own
+
+
+# Phases --------------------------------------------------------------------------------------------------------------
+
+
+def predicted_phases(predicted: Prediction, num_micro_batches: int) -> dict[str, float]:
+    """Seconds of a step's phases, as a run's phases divide it.
+
+    Without a pipeline: forward, and backward with the gradients' synchronisation. With one: pipeline, that is all up to
+    the update. Then `optimizer`, and `other`: clipping, the loss of all ranks, the step's constant.
+    """
+    parts = predicted.parts
+    phases = {"step": predicted.step_s, "optimizer": parts.optimizer_s, "other": parts.other_s}
+    if len(predicted.stages) == 1:
+        stage = predicted.stages[0]
+        phases["forward"] = num_micro_batches * stage.forward_s
+        late_s = max(0.0, stage.tail_s - parts.optimizer_s - parts.other_s)
+        phases["backward"] = num_micro_batches * stage.backward_s + late_s
+    else:
+        phases["pipeline"] = parts.compute_s + parts.exposed_communication_s + parts.bubble_s
+    return phases
+
+
+MERGED = {"reduce": "other", "clip": "other"}
+"""Phase of a run -> the predicted phase that it is part of."""
+
+
+def measured_phases(own: Sequence[Measurement]) -> dict[str, tuple[float, ...]]:
+    """Samples by phase: of each step the slowest stage, and the phases that a prediction does not tell apart added up."""
+    by_phase: dict[str, list[tuple[float, ...]]] = {}
+    for one in own:
+        by_phase.setdefault(one.phase or one.key, []).append(one.samples_s)
+    slowest = {phase: tuple(map(max, zip(*stages, strict=True))) for phase, stages in by_phase.items()}
+    merged: dict[str, tuple[float, ...]] = {}
+    for phase, samples in slowest.items():
+        name = MERGED.get(phase, phase)
+        merged[name] = tuple(map(sum, zip(merged[name], samples, strict=True))) if name in merged else samples
+    return merged
+
+
+def _row(phase: str, predicted_s: float, samples: Sequence[float]) -> dict[str, Any]:
+    low, middle, high = spread_of(samples)
+    return {
+        "phase": phase,
+        "predicted_s": predicted_s,
+        "measured_s": middle,
+        "measured_low_s": low,
+        "measured_high_s": high,
+        "samples": len(samples),
+        "error": predicted_s / middle - 1 if middle > 0 else None,
+    }
+
+
+def spread_of(samples: Sequence[float]) -> tuple[float, float, float]:
+    """(lower end of the middle 80%, median, upper end); linear between order statistics."""
+    ordered = sorted(samples)
+
+    def quantile(share: float) -> float:
+        place = share * (len(ordered) - 1)
+        below = int(place)
+        above = min(below + 1, len(ordered) - 1)
+        return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+
+    return quantile(SPREAD_QUANTILE), statistics.median(ordered), quantile(1 - SPREAD_QUANTILE)
+
+
+# Memory --------------------------------------------------------------------------------------------------------------
+
+
+def _memory(predicted: Prediction, own: Sequence[Measurement]) -> tuple[list[dict[str, Any]], list[str]]:
+    """The fullest rank, and each stage's; only where both sides count bytes alike."""
+    rows, unmatched = [], []
+    seen = set()
+    for one in own:
+        name = one.rank_class or "all"
+        if one.memory is None or name in seen:
+            continue
+        seen.add(name)
+        if one.memory.kind.value != predicted.memory_kind:
+            unmatched.append(
+                f"memory of {name}: measured as {one.memory.kind}, promised as {predicted.memory_kind}; kinds are never "
+                "compared with one another"
+            )
+            continue
+        expected_gib = predicted.memory_gib_max if name == "all" else _stage_gib(predicted, name)
+        if expected_gib is None:
+            unmatched.append(f"memory of {name}: measured, but no stage of the prediction has that name")
+            continue
+        measured_gib = one.memory.peak_bytes / GIB
+        row: dict[str, Any] = {
+            "ranks": name,
+            "kind": predicted.memory_kind,
+            "predicted_gib": expected_gib,
+            "measured_gib": measured_gib,
+            "error": expected_gib / measured_gib - 1 if measured_gib > 0 else None,
+        }
+        if name == "all":
+            row |= {
+                "predicted_low_gib": predicted.memory_gib_low,
+                "predicted_high_gib": predicted.memory_gib_high,
+                "inside": predicted.memory_gib_low <= measured_gib <= predicted.memory_gib_high,
+            }
+        rows.append(row)
+    return rows, unmatched
+
+
+def _stage_gib(predicted: Prediction, name: str) -> float | None:
+    for stage in predicted.stages:
+        if name == f"stage {stage.device}":
+            return max(stage.phase_memory_bytes.values()) / GIB
+    return None
+
+
+# The next calibration ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A plan and what was measured of it."""
+
+    plan: Plan
+    """The plan."""
+    measured: tuple[Measurement, ...]
+    """Its run measurements."""
+
+
+def fitted(plan: Plan, measured: Measurements, calibration: Calibration | None = None) -> Calibration:
+    """The calibration refitted on this plan's runs; `calibration` is the prior, the shipped one by default."""
+    return fitted_on((Run(plan=plan, measured=runs_of(plan, measured)),), calibration)
+
+
+def fitted_on(runs: Sequence[Run], calibration: Calibration | None = None) -> Calibration:
+    """The calibration refitted on the phases of several runs at once: what they do not tell apart stays as it was."""
+    prior = calibration or shipped()
+    rows: list[Row] = []
+    wanted: list[tuple[Run, tuple[str, ...]]] = []
+    for run in runs:
+        phases = {phase: samples for phase, samples in measured_phases(run.measured).items() if min(samples) > 0}
+        promised = predicted_phases(_predict(run.plan, prior), run.plan.decision.num_micro_batches)
+        names = tuple(phase for phase in phases if phase != "step" and promised.get(phase, 0.0) > 0)
+        wanted.append((run, names))
+        for phase in names:
+            low, middle, high = spread_of(phases[phase])
+            label = f"{print_layout(run.plan.decision.layout)} {phase}"
+            rows.append(Row(label=label, measured_s=middle, spread=(high - low) / 2 / middle))
+
+    def predictions(found: Calibration) -> list[float]:
+        seconds = []
+        for run, names in wanted:
+            phases = predicted_phases(_predict(run.plan, found), run.plan.decision.num_micro_batches)
+            seconds += [phases[phase] for phase in names]
+        return seconds
+
+    today = date.today().isoformat()
+    return refit(prior, rows, predictions, name=f"{prior.name}, refitted on runs", date=today).calibration
+
+
+def _predict(plan: Plan, calibration: Calibration) -> Prediction:
+    request = plan.request
+    problem = Problem(
+        model=request.model,
+        cluster=request.cluster,
+        workload=plan.decision.workload,
+        runtime=request.runtime,
+        calibration=calibration,
+    )
+    return predict(problem, plan.decision)
+
+
+# Several layouts -----------------------------------------------------------------------------------------------------
+
+
+def ranking(promised_s: Mapping[str, float], measured_s: Mapping[str, float], pairwise_error: float) -> dict[str, Any]:
+    """Is the planner's order the measured order? Two layouts whose promises differ by no more than `pairwise_error` tie.
+
+    Every pair is one of: agrees, tie (no order was promised), disagrees.
+    """
+    names = sorted(promised_s, key=lambda name: promised_s[name])
+    agrees, ties, disagrees = [], [], []
+    for index, faster in enumerate(names):
+        for slower in names[index + 1 :]:
+            if promised_s[slower] <= promised_s[faster] * (1 + pairwise_error):
+                ties.append((faster, slower))
+            elif measured_s[faster] <= measured_s[slower]:
+                agrees.append((faster, slower))
+            else:
+                disagrees.append((faster, slower))
+    return {
+        "promised_order": names,
+        "measured_order": sorted(measured_s, key=lambda name: measured_s[name]),
+        "agrees": agrees,
+        "ties": ties,
+        "disagrees": disagrees,
+        "same_order": not disagrees,
+    }
