@@ -1,5 +1,6 @@
 """How numbers, tables and lists are written for people. Text only; it knows no record but the layout."""
 
+import re
 import textwrap
 from collections.abc import Collection, Iterable, Sequence
 
@@ -9,6 +10,8 @@ from cost_models.units import GIB, MIB
 WIDTH = 120
 """Columns that a line of text fits into."""
 
+_NUMBER_AND_UNIT = re.compile(r"(\d) (?=(?:s|ms|µs|[GM]iB|[GMk]B/s|[PTGM]FLOP(?:/s)?|[TBM])\b)")
+"""A number and its unit stay on one line."""
 _LABEL = 10
 """Columns of the word in front of a row."""
 
@@ -29,9 +32,14 @@ def _wrapped(text: str, first: str, rest: str) -> str:
     if len(first) + len(text) <= WIDTH:
         return (first + text).rstrip()
     lines = textwrap.wrap(
-        text, WIDTH, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+        _NUMBER_AND_UNIT.sub("\\1\N{NO-BREAK SPACE}", text),
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
-    return "\n".join(lines)
+    return "\n".join(lines).replace("\N{NO-BREAK SPACE}", " ")
 
 
 def columns(rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> list[str]:
@@ -73,16 +81,13 @@ def short_layout(layout: Layout) -> str:
 
 def duration(seconds: float) -> str:
     """Seconds as people read them: three significant digits in s, ms or µs."""
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= scale * 0.9995 or unit == "µs":
-            return f"{seconds / scale:.3g} {unit}" if seconds / scale < 1000 else f"{seconds / scale:,.0f} {unit}"
-    raise AssertionError("unreachable")
+    return _scaled(seconds, (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)))
 
 
 def billions(count: float) -> str:
     """A number of parameters, with its unit."""
     for unit, scale in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
-        if count >= scale:
+        if count >= 0.9995 * scale:
             return f"{count / scale:.3g} {unit}"
     return f"{count:,.0f}"
 
@@ -117,5 +122,12 @@ def flop_count(flops: float) -> str:
 def _scaled(value: float, units: Sequence[tuple[str, float]]) -> str:
     for unit, scale in units:
         if value >= 0.9995 * scale or unit == units[-1][0]:
-            return f"{value / scale:.3g} {unit}" if value / scale < 1000 else f"{value / scale:,.0f} {unit}"
+            return f"{_three_digits(value / scale)} {unit}"
     raise AssertionError("unreachable")
+
+
+def _three_digits(value: float) -> str:
+    """Three significant digits; whole numbers from a thousand on."""
+    if value >= 999.5:
+        return f"{value:,.0f}"
+    return f"{value:#.3g}".rstrip(".") if value else "0"
