@@ -120,7 +120,7 @@ def _candidates(key: str, facts: Facts, runtime: Runtime) -> Iterable[Any]:
     }.get(key)
     if whole:
         return divisors(whole)
-    return range(1, (facts.num_layers // (facts.pp or 1) if facts.num_layers else MOST_LISTED) + 1)
+    return range(1, (max(1, facts.num_layers // (facts.pp or 1)) if facts.num_layers else MOST_LISTED) + 1)
 
 
 MOST_LISTED = 24
@@ -437,6 +437,7 @@ LAWS: tuple[Law, ...] = (
         code="MOE_FFN_MOD_ETP",
         statement="moe_ffn % etp = 0",
         operands=("moe_ffn", "etp"),
+        optional=("num_experts",),
         predicate=_divides("moe_ffn", "etp"),
         void=lambda f: f.etp in (None, 1) or f.num_experts == 0,
         says=_not_divisible("moe_ffn", "etp"),
@@ -525,6 +526,7 @@ LAWS: tuple[Law, ...] = (
         code="BATCH_MOD_MICROBATCHES",
         statement="gbs % (dp·microbatches) = 0",
         operands=("gbs", "dp", "microbatches"),
+        optional=("mbs",),
         predicate=lambda f, r: _num(f.gbs) % _product(f, "dp", "microbatches") == 0,
         void=lambda f: f.microbatches is None or f.mbs is not None,
         says=lambda f, r: f"gbs={f.gbs} is not divisible by dp·microbatches = {f.dp}·{f.microbatches}",
@@ -588,7 +590,7 @@ LAWS: tuple[Law, ...] = (
     Law(
         code="SCHEDULE_VPP",
         statement="vpp = 1 for gpipe and 1f1b, 2 for zbv and dualpipev, at least 2 for the looped schedules",
-        operands=("schedule", "vpp"),
+        operands=("schedule", "vpp", "pp"),
         predicate=_schedule_fits_vpp,
         void=lambda f: f.pp == 1 or f.schedule is None,
         says=lambda f, r: f"schedule={f.schedule} with vpp={f.vpp}",
@@ -629,15 +631,9 @@ LAWS: tuple[Law, ...] = (
     Law(
         code="ZB_WITH_SHARDING",
         statement="a schedule that splits the backward takes neither DDP nor FSDP that reshards",
-        operands=("schedule",),
-        optional=("dp_replicate", "zero", "pp"),
-        predicate=lambda f, r: (
-            not (
-                f.schedule in SPLIT_BACKWARD
-                and ((f.zero in (0, 1) and (f.dp or f.dp_replicate or 1) > 1) or f.zero == 3)
-            )
-        ),
-        void=lambda f: f.pp == 1 or f.schedule is None,
+        operands=("schedule", "pp", "zero", "dp"),
+        predicate=lambda f, r: f.zero == 2 or (f.zero != 3 and f.dp == 1),
+        void=lambda f: f.pp == 1 or f.schedule not in SPLIT_BACKWARD,
         severity=Severity.NONE,
         says=lambda f, r: (
             f"schedule={f.schedule} with zero={f.zero} and dp={f.dp}: correct loss, silently wrong gradients"
@@ -649,9 +645,9 @@ LAWS: tuple[Law, ...] = (
     Law(
         code="RECOMPUTE_WITH_SPLIT_BACKWARD",
         statement="no recompute where the schedule splits the backward",
-        operands=("recompute", "schedule"),
-        predicate=lambda f, r: f.recompute == "none" or f.schedule not in SPLIT_BACKWARD,
-        void=lambda f: f.pp == 1 or f.recompute == "none" or f.schedule is None,
+        operands=("recompute", "schedule", "pp"),
+        predicate=lambda f, r: f.recompute == "none",
+        void=lambda f: f.pp == 1 or f.recompute == "none" or f.schedule not in SPLIT_BACKWARD,
         severity=Severity.WARNING,
         says=lambda f, r: (
             f"recompute={f.recompute} with schedule={f.schedule}: the weight gradients keep recomputed inputs alive"
@@ -663,7 +659,7 @@ LAWS: tuple[Law, ...] = (
     Law(
         code="SCHEDULE_UNSUPPORTED",
         statement="the runtime has the schedule",
-        operands=("schedule",),
+        operands=("schedule", "pp"),
         predicate=lambda f, r: r is None or f.schedule in r.schedules,
         void=lambda f: f.pp == 1 or f.schedule is None,
         says=lambda f, r: f"schedule={f.schedule} is not one of {r.name if r else ''}",
@@ -725,6 +721,7 @@ LAWS: tuple[Law, ...] = (
         code="HOST_MEM",
         statement="what is offloaded by the ranks of a node fits into its host",
         operands=("host_states_bytes", "host_bytes"),
+        optional=("offload_optimizer", "offload_param"),
         predicate=lambda f, r: _num(f.host_states_bytes) <= _num(f.host_bytes),
         void=lambda f: not (f.offload_optimizer or f.offload_param),
         says=lambda f, r: (
