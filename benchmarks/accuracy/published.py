@@ -10,19 +10,23 @@ from pathlib import Path
 
 import numpy as np
 
-from cost_models.problem import Cells, Columns, Problem
+from cost_models.memory import memory_report
+from cost_models.problem import RANK_ORDER, Cells, Columns, Problem
 from cost_models.records import (
     Calibration,
     Cluster,
+    Decision,
     Layout,
     MemoryKind,
     Model,
     Norm,
     Positions,
     Precision,
+    Ranks,
     RecordError,
     Runtime,
     Schedule,
+    Stage,
     Workload,
     normalised,
 )
@@ -49,6 +53,7 @@ PRECISIONS = {
     "fp8-cs": Precision.FP8,
     "fp8-amp": Precision.FP8,
     "mxfp8": Precision.FP8,
+    "fp8-tensorwise": Precision.FP8,
 }
 """Formats as published; nvfp4 has no record yet."""
 
@@ -96,6 +101,8 @@ def read_run(row: Mapping[str, str], calibration: Calibration) -> Run:
     reason = next((why for why, ids in SUSPECT.items() if row["id"] in ids), None)
     if reason:
         raise RecordError(f"kept apart: {reason}")
+    if row["attn_type"] == "mla":
+        raise RecordError("pricing latent attention is not built yet")
     if row["experts"]:
         raise RecordError("pricing mixture-of-experts models is not built yet")
     if row["precision"] not in PRECISIONS:
@@ -163,6 +170,8 @@ def _cluster(row: Mapping[str, str]) -> Cluster:
 
 def _runtime(row: Mapping[str, str]) -> Runtime:
     runtime = read_runtime(RUNTIMES[row["framework"]])
+    if row["flash_attn"] == "unfused":
+        runtime = replace(runtime, name="megatron-unfused")
     if row["sp"] == "no":
         runtime = replace(runtime, sequence_parallel=False, overlaps_tp=False)
     if row["fsdp"] == "yes" or int(row["zero_stage"] or 0) >= 2:
@@ -232,3 +241,34 @@ def with_calibration(runs: list[Run], calibration: Calibration) -> Iterator[Run]
     """The same runs, priced with another calibration."""
     for run in runs:
         yield replace(run, problem=replace(run.problem, calibration=calibration))
+
+
+def decision_of(run: Run) -> Decision:
+    """The row as a decision."""
+    columns, kinds, layout = stages_of(run), run.problem.recompute_kinds, run.layout
+    stages = tuple(
+        Stage(
+            virtual=virtual,
+            device=virtual % layout.pp,
+            blocks=(int(columns.first[virtual]), int(columns.last[virtual])),
+            recompute={kind: int(count) for kind, count in zip(kinds, columns.recompute_counts[virtual], strict=True)},
+        )
+        for virtual in range(layout.num_virtual_stages)
+    )
+    return Decision(
+        runtime=run.problem.runtime.name,
+        layout=layout,
+        workload=run.problem.workload,
+        num_micro_batches=layout.num_micro_batches(run.problem.workload.gbs),
+        stages=stages,
+        ranks=Ranks(order=RANK_ORDER),
+        collectives={},
+    )
+
+
+def memory_bytes(run: Run) -> float:
+    """Predicted peak of the rank that the row speaks of: the last one (Megatron's CI), else the fullest."""
+    devices = memory_report(run.problem, decision_of(run))
+    if "LAST rank" in run.row["memory_kind"]:
+        return devices[-1].peak_bytes
+    return max(device.peak_bytes for device in devices)
