@@ -263,6 +263,7 @@ def _device_choices(cell: CellProblem, device: int) -> tuple[FloatArray, FloatAr
         empty = np.empty(0)
         return empty, empty, np.empty((0, cell.layout.vpp), dtype=np.intp)
     still = np.array([used.min(axis=1) for *_, used in parts])[::-1].cumsum(axis=0)[::-1]
+    lightest = np.append(np.cumsum([loads.min() for _, loads, _, _ in parts][::-1])[::-1][1:], 0.0)
     load, tail, picks = np.zeros(1), np.zeros(1), np.empty((1, 0), dtype=np.intp)
     used = np.zeros((len(vectors), 1))
     for chunk, (numbers, loads, tails, extra) in enumerate(parts):
@@ -274,6 +275,7 @@ def _device_choices(cell: CellProblem, device: int) -> tuple[FloatArray, FloatAr
         picks = np.column_stack((picks[rows], numbers[added]))
         later = still[chunk + 1] if chunk + 1 < len(parts) else np.zeros(len(vectors))
         fit = (used + later[:, None] <= limit).all(axis=0)
+        fit &= load + lightest[chunk] <= cell.heaviest_s * (1 + EXACT)
         load, tail, used, picks = load[fit], tail[fit], used[:, fit], picks[fit]
         values = [load, tail, *used] if chunk + 1 < len(parts) else [load, tail]
         kept = undominated([], values)

@@ -3,7 +3,6 @@
 The seam between what cells exist (space), what stages cost (cost_models.stage) and the search, which knows numbers only.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,11 +10,23 @@ import numpy as np
 
 from cost_models import compute
 from cost_models.calibrations import value
+from cost_models.collectives import Collective, collective_s
+from cost_models.memory import context_bytes
 from cost_models.problem import Columns, Problem
 from cost_models.records import Layout
 from cost_models.schedules import FloatArray, IntArray, Pipeline, max_in_flight
-from cost_models.stage import LAYER, BlockPrices, memory_upper, price_blocks, price_columns, usable_bytes
+from cost_models.stage import (
+    EMBEDDING,
+    HEAD,
+    LAYER,
+    BlockPrices,
+    memory_upper,
+    price_blocks,
+    price_columns,
+    usable_bytes,
+)
 from cost_models.step import CellFloors, cell_floors, closed_lower_bound_s, closed_objective_bound_s
+from planner.floors import CellMemory, extra_seconds
 from planner.space import Space
 from planner.stages import (
     CellProblem,
@@ -24,7 +35,7 @@ from planner.stages import (
     chunk_spans,
     fits_alone,
     free_spans,
-    heaviest_s,
+    heaviest_below,
     recompute_choices,
     undominated,
 )
@@ -90,15 +101,87 @@ class Priced:
         )
 
     @cached_property
+    def least_totals_s(self) -> FloatArray:
+        """(n,) T: least Σ t of a plan: its blocks, and each hop at the speed of the faster link, forward and backward."""
+        return np.asarray(self.floors.total_s + 2 * (self.space.cells.num_virtual_stages - 1) * self._least_hop_s)
+
+    @cached_property
+    def _least_hop_s(self) -> FloatArray:
+        """(n,) the least that any hop takes; a stage that fills whole fast domains always hops between two."""
+        fabric, stride = self.prices.fabric, self.space.cells.stride("pp")
+        far = np.maximum(fabric.domain_size, stride)
+        near_s, far_s = (
+            collective_s(fabric, Collective.P2P, self.prices.hop_bytes, 2, reach).total for reach in (1, far)
+        )
+        leaves = (stride >= fabric.domain_size) & (fabric.num_gpus > fabric.domain_size)
+        return np.where(self.space.cells.pp > 1, np.where(leaves, far_s, np.minimum(near_s, far_s)), 0.0)
+
+    @cached_property
+    def _chunk_loads_s(self) -> FloatArray:
+        """(n,) the fullest device of equal chunks: its layers, the heavier of embedding and head, and its hops; 0 for v = 1."""
+        cells, kinds = self.space.cells, list(self.kinds)
+        block_s = (self.prices.forward_s + self.prices.backward_s)[:, :, kinds].min(axis=-1)
+        layers_s = self.problem.model.num_layers / cells.pp * block_s[:, LAYER]
+        ends_s = np.maximum(block_s[:, EMBEDDING], block_s[:, HEAD])
+        return np.where(cells.vpp > 1, layers_s + ends_s + (2 * cells.vpp - 1) * self._least_hop_s, 0.0)
+
+    @cached_property
     def objective_bounds_s(self) -> FloatArray:
-        """(n,) no plan of the cell has a smaller J."""
-        return closed_objective_bound_s(self.floors, self.space.cells.vpp, self.num_micro_batches)
+        """(n,) no plan of the cell has a smaller J: the closed formula, with hops, and with the known ends of equal chunks."""
+        return self._objective_bound_s(np.zeros(len(self.space)), np.zeros(len(self.space)))
+
+    def _objective_bound_s(self, extra_s: FloatArray, extra_first_s: FloatArray) -> FloatArray:
+        """(n,) the bound where every plan recomputes for `extra_s` a micro-batch, `extra_first_s` of it on the first device."""
+        cells, floors, num_micro = self.space.cells, self.floors, self.num_micro_batches
+        total_s, chunk_s = self.least_totals_s + extra_s, self._chunk_loads_s
+        first_s = (
+            self.problem.model.num_layers / cells.pp * self._layer_s[:, list(self.kinds)].min(axis=1) + extra_first_s
+        )
+        load_s = np.maximum.reduce(
+            [floors.device_load_s, total_s / cells.pp, chunk_s, np.where(cells.vpp > 1, first_s, 0.0)]
+        )
+        with np.errstate(invalid="ignore"):  # 0 x infinity: one micro-batch that does not fit
+            bound_s = (
+                np.nan_to_num((num_micro - 1 / cells.vpp) * load_s, nan=np.inf) + total_s / cells.vpp + floors.tail_s
+            )
+        return np.maximum(bound_s, closed_objective_bound_s(floors, cells.vpp, num_micro))
 
     @cached_property
     def simulated_bounds_s(self) -> FloatArray:
         """(n,) no plan of the cell has a smaller R."""
         cells = self.space.cells
         return closed_lower_bound_s(self.floors, cells.pp, cells.vpp, self.num_micro_batches)
+
+    @cached_property
+    def _memory(self) -> CellMemory:
+        cells, prices, kinds = self.space.cells, self.prices, list(self.kinds)
+        held, params = prices.memory, prices.memory.params
+        per_param = sum(held.per_param.values())
+        ends = per_param * (params.embedding + params.head) + held.logits_working
+        return CellMemory(
+            pp=cells.pp,
+            vpp=cells.vpp,
+            num_micro_batches=self.num_micro_batches,
+            schedule=cells.schedule,
+            num_layers=self.problem.model.num_layers,
+            layer_s=self._layer_s[:, kinds],
+            layer_activation_bytes=prices.activation_bytes[:, LAYER, kinds],
+            layer_state_bytes=per_param * params.layer,
+            first_state_bytes=per_param * params.embedding,
+            other_bytes=ends + held.embedding_activations + held.logits_saved,
+            device_bytes=np.full(len(cells), context_bytes(self.problem)),
+            limit_bytes=self.memory_limit_bytes,
+        )
+
+    def bounds_below(self, below_s: float) -> FloatArray:
+        """(n,) no plan of the cell that fits and has J ≤ `below_s` has a smaller J; infinite where there is none."""
+        vpp = self.space.cells.vpp
+        repeats = self.num_micro_batches - 1 / vpp
+        with np.errstate(divide="ignore", invalid="ignore"):
+            heaviest_s = (below_s - self.floors.tail_s - self.least_totals_s / vpp) / repeats * (1 + 1e-9)
+            most_layers = np.where(repeats > 0, heaviest_s / self._memory.layer_s.min(axis=1), np.inf)
+        most_layers = np.minimum(most_layers, self.problem.model.num_layers)
+        return np.maximum(self.objective_bounds_s, self._objective_bound_s(*extra_seconds(self._memory, most_layers)))
 
     @property
     def families(self) -> IntArray:
@@ -114,8 +197,8 @@ class Priced:
     def cell(self, index: int, below_s: float) -> CellProblem:
         """The cell with every column of a plan with J ≤ `below_s` that fits and that no other column makes needless."""
         cells = self.space.cells
-        total_s, tail_s = float(self.floors.total_s[index]), float(self.floors.tail_s[index])
-        most = heaviest_s(below_s - tail_s, total_s, int(self.num_micro_batches[index]), int(cells.vpp[index]))
+        total_s, tail_s = float(self.least_totals_s[index]), float(self.floors.tail_s[index])
+        most = heaviest_below(below_s - tail_s, total_s, int(self.num_micro_batches[index]), int(cells.vpp[index]))
         return self._cell(index, most)
 
     def cell_for_bound(self, index: int, below_s: float) -> CellProblem:
@@ -135,18 +218,19 @@ class Priced:
             layout=layout,
             num_micro_batches=num_micro,
             num_blocks=self.problem.model.num_blocks,
-            columns=self._columns(index, Spans(stage=_NONE, first=_NONE, last=_NONE), self.kinds[:1]),
+            columns=_NO_COLUMNS,
             in_flight=max_in_flight(pipeline),
             memory_limit_bytes=self.memory_limit_bytes,
             bound_s=float(self.objective_bounds_s[index]),
-            least_total_s=float(self.floors.total_s[index]),
+            least_total_s=float(self.least_totals_s[index]),
+            heaviest_s=heaviest,
         )
         spans = self._spans(index, heaviest)
         if not len(spans):
             return empty
         columns = self._fitting(empty, spans) if layout.vpp == 1 else self._worthwhile(empty, spans)
         light = columns.load_s <= heaviest * (1 + 1e-9)
-        return empty.with_columns(columns.take(light))
+        return empty.with_columns(columns if light.all() else columns.take(light))
 
     def _spans(self, index: int, heaviest: float) -> Spans:
         layout, num_layers = self.layout(index), self.problem.model.num_layers
@@ -164,12 +248,12 @@ class Priced:
         A column is needless where another of its span has no more forward, no more backward, and no more load and tail
         together: putting the other in its place lowers Σt by at least what it may add to κ.
         """
-        plain = self._columns(cell.index, spans, self.kinds[:1])
+        plain = self._plain(cell.index, spans)
         fit = fits_alone(cell.with_columns(plain))
         tight = Spans(stage=spans.stage[~fit], first=spans.first[~fit], last=spans.last[~fit])
         if not len(tight) or len(self.kinds) == 1:
             return plain.take(fit)
-        mixed = self._columns(cell.index, tight, self.kinds)
+        mixed = self._mixed(cell, tight)
         mixed = mixed.take(fits_alone(cell.with_columns(mixed)))
         half = mixed.half_hops_s
         kept = undominated(
@@ -181,7 +265,7 @@ class Priced:
     def _worthwhile(self, cell: CellProblem, spans: Spans) -> StageColumns:
         """v > 1: the cheapest recompute on devices that fit with it, every undominated mixture on the others."""
         layout = cell.layout
-        plain = self._columns(cell.index, spans, self.kinds[:1])
+        plain = self._plain(cell.index, spans)
         state = plain.state_bytes.reshape(layout.vpp, layout.pp)
         activation = plain.activation_bytes.reshape(layout.vpp, layout.pp)
         fit = np.array(
@@ -197,21 +281,51 @@ class Priced:
         if fit.all() or len(self.kinds) == 1:
             return plain
         tight = Spans(stage=spans.stage[~fit], first=spans.first[~fit], last=spans.last[~fit])
-        mixed = self._columns(cell.index, tight, self.kinds)
+        mixed = self._mixed(cell, tight)
         kept = undominated(
             [mixed.stage],
             [mixed.load_s, mixed.tail_s + mixed.load_s / layout.vpp, mixed.state_bytes, mixed.activation_bytes],
         )
         return StageColumns.joined(plain.take(fit), mixed.take(kept))
 
-    def _columns(self, index: int, spans: Spans, kinds: Sequence[int]) -> StageColumns:
-        """Every column of these spans under every mixture of these kinds, priced."""
-        model = self.problem.model
-        layers = spans.last - spans.first + 1 - (spans.first == 0) - (spans.last == model.num_blocks - 1)
-        rows, counts = recompute_choices(layers, kinds, len(self.prices.recompute_kinds))
-        columns = Columns(
-            stage=spans.stage[rows], first=spans.first[rows], last=spans.last[rows], recompute_counts=counts
-        )
+    def _layers(self, spans: Spans) -> IntArray:
+        """(n,) layers of each span."""
+        ends = (spans.first == 0).astype(np.intp) + (spans.last == self.problem.model.num_blocks - 1)
+        return np.asarray(spans.last - spans.first + 1 - ends)
+
+    def _plain(self, index: int, spans: Spans) -> StageColumns:
+        """One column for each span, all layers under the fastest kind of recompute."""
+        counts = np.zeros((len(spans), len(self.prices.recompute_kinds)), dtype=np.int64)
+        counts[:, self.kinds[0]] = self._layers(spans)
+        return self._priced(index, spans, counts)
+
+    def _mixed(self, cell: CellProblem, spans: Spans) -> StageColumns:
+        """Every mixture of kinds of recompute on these spans, without those that are too heavy or, with v = 1, too large."""
+        index, prices, memory = cell.index, self.prices, self._memory
+        rows, counts = recompute_choices(self._layers(spans), self.kinds, len(prices.recompute_kinds))
+        stage, first, last = spans.stage[rows], spans.first[rows], spans.last[rows]
+        has_first, has_last = first == 0, last == cell.num_blocks - 1
+        block_s = (prices.forward_s + prices.backward_s)[index]
+        load_s = counts @ block_s[LAYER] + has_first * block_s[EMBEDDING].min() + has_last * block_s[HEAD].min()
+        if cell.layout.vpp == 1:
+            worth = load_s <= cell.heaviest_s * (1 + 1e-9)
+            alive = np.array([max(vector[0] for vector in vectors) for vectors in cell.in_flight])[stage]
+            held = counts.sum(axis=1) * memory.layer_state_bytes[index] + memory.device_bytes[index]
+            held = held + has_first * memory.first_state_bytes[index]
+            worth &= held + alive * (counts @ prices.activation_bytes[index, LAYER]) <= cell.memory_limit_bytes
+        else:
+            # the other chunks of the device take their least
+            least_s = np.full(len(spans), np.inf)
+            np.minimum.at(least_s, rows, load_s)
+            device = spans.stage % cell.layout.pp
+            others_s = np.bincount(device, least_s, cell.layout.pp)[device] - least_s
+            worth = load_s + others_s[rows] <= cell.heaviest_s * (1 + 1e-9)
+        chosen = Spans(stage=stage[worth], first=first[worth], last=last[worth])
+        return self._priced(index, chosen, counts[worth])
+
+    def _priced(self, index: int, spans: Spans, counts: IntArray) -> StageColumns:
+        """Columns with their prices."""
+        columns = Columns(stage=spans.stage, first=spans.first, last=spans.last, recompute_counts=counts)
         priced = price_columns(self.prices, index, columns)
         return StageColumns(
             stage=columns.stage,
@@ -228,4 +342,19 @@ class Priced:
         )
 
 
-_NONE = np.empty(0, dtype=np.intp)
+_NO_COLUMNS = StageColumns(
+    **{name: np.empty(0, dtype=np.intp) for name in ("stage", "first", "last")},
+    recompute_counts=np.empty((0, 1), dtype=np.int64),
+    **{
+        name: np.empty(0)
+        for name in (
+            "forward_s",
+            "backward_s",
+            "hop_in_s",
+            "hop_out_s",
+            "tail_s",
+            "state_bytes",
+            "activation_bytes",
+        )
+    },
+)

@@ -12,7 +12,7 @@
 import heapq
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -34,7 +34,7 @@ AGREEMENT = 1e-6
 """Relative difference of J beyond which search and ILP disagree."""
 _REFINE_BELOW = 0.92
 """Closed bounds on R below this share of S are worth their exact value."""
-_SLACKS = (1.02, 1.15, 1.6, 3.0)
+_SLACKS = (1.02, 1.15, 1.6, 3.0, np.inf)
 """Multiples of its bound below which a cell's best plan is looked for first: few columns, and usually enough."""
 
 
@@ -49,6 +49,10 @@ class PricedSpace(Protocol):
     @property
     def simulated_bounds_s(self) -> FloatArray:
         """(n,) no plan of the cell has a smaller R."""
+        ...
+
+    def bounds_below(self, below_s: float) -> FloatArray:
+        """(n,) tighter: no plan of the cell with J ≤ `below_s` has a smaller J; infinite where there is none."""
         ...
 
     @property
@@ -138,6 +142,8 @@ class _Search:
     looked_below: dict[int, float] = field(default_factory=dict)
     best_of_family: dict[int, float] = field(default_factory=dict)
     incumbent_s: float = np.inf
+    bounds_s: FloatArray = field(default_factory=lambda: np.empty(0))
+    """(n,) no plan of a cell with J ≤ (1+δ) x the incumbent has a smaller J."""
     unopened_bound_s: float = np.inf
     """Least bound of the cells that the time limit left closed."""
 
@@ -146,35 +152,42 @@ class _Search:
 
     def open_cells(self) -> None:
         """Opens cells in the order of their bounds until none can be within δ of the incumbent."""
-        bounds, families = self.space.objective_bounds_s, self.space.families
-        for index in np.argsort(bounds, kind="stable").tolist():
-            limit_s = min((1 + self.delta) * self.incumbent_s, self.best_of_family.get(int(families[index]), np.inf))
-            if bounds[index] > (1 + self.delta) * self.incumbent_s:
-                break
-            if bounds[index] >= limit_s:
-                continue
-            if self.left_s() <= 0:
-                self.unopened_bound_s = min(self.unopened_bound_s, float(bounds[index]))
-                break
-            self.look(index, limit_s)
+        self.bounds_s = self.space.bounds_below(np.inf)
+        waiting = np.flatnonzero(np.isfinite(self.bounds_s))
+        families = self.space.families
+        while len(waiting):
+            waiting = waiting[np.argsort(self.bounds_s[waiting], kind="stable")]
+            known_s = self.incumbent_s
+            for place, index in enumerate(waiting.tolist()):
+                limit_s = min((1 + self.delta) * known_s, self.best_of_family.get(int(families[index]), np.inf))
+                if self.bounds_s[index] > (1 + self.delta) * known_s:
+                    return
+                if self.left_s() <= 0:
+                    self.unopened_bound_s = float(self.bounds_s[index])
+                    return
+                if self.bounds_s[index] < limit_s:
+                    self.look(index, limit_s)
+                if self.incumbent_s < known_s:
+                    # a better plan makes tighter bounds
+                    self.bounds_s = self.space.bounds_below((1 + self.delta) * self.incumbent_s)
+                    break
+            waiting = waiting[place + 1 :]
 
     def look(self, index: int, limit_s: float) -> CellOptimum | None:
-        """The best plan of a cell if its J is at most `limit_s`, with few columns first."""
-        bound_s = float(self.space.objective_bounds_s[index])
-        for slack in (*_SLACKS, np.inf):
+        """The best plan of a cell if its J is at most `limit_s`; without a limit, with few columns first."""
+        bound_s = float(self.bounds_s[index])
+        for slack in _SLACKS if np.isinf(limit_s) else (np.inf,):
             below_s = min(limit_s, bound_s * slack)
-            cell = self.space.cell(index, below_s)
+            cell = replace(self.space.cell(index, below_s), bound_s=bound_s)
             found = least_objective(cell)
             if found is not None and found.objective_s <= below_s * (1 + AGREEMENT / 10):
                 self._keep(index, cell, found)
                 return found
-            if below_s >= limit_s:
-                break
         self.looked_below[index] = limit_s
         return None
 
     def _keep(self, index: int, cell: CellProblem, found: CellOptimum) -> None:
-        family, bound_s = int(self.space.families[index]), float(self.space.objective_bounds_s[index])
+        family, bound_s = int(self.space.families[index]), float(self.bounds_s[index])
         if found.objective_s < bound_s * (1 - AGREEMENT):
             raise InternalError(
                 f"cell {index} ({cell.layout}) has a plan with J = {found.objective_s!r} s below its bound {bound_s!r} s"
@@ -324,16 +337,18 @@ def search(
 
 
 def _verdicts(state: _Search, chosen: Candidate, objective_s: float) -> tuple[CellVerdict, ...]:
-    bounds, simulated = state.space.objective_bounds_s.tolist(), state.space.simulated_bounds_s.tolist()
+    simulated, limit_s = state.space.simulated_bounds_s.tolist(), (1 + state.delta) * objective_s
+    # the tighter bounds hold below the limit; above it they say no more than that
+    bounds_s = np.maximum(state.space.objective_bounds_s, np.minimum(state.bounds_s, limit_s)).tolist()
     return tuple(
         CellVerdict(
             index=index,
-            bound_s=bounds[index],
+            bound_s=bounds_s[index],
             simulated_bound_s=simulated[index],
             objective_s=state.optima[index].objective_s if index in state.optima else None,
             reason=_reason(state, index, chosen, objective_s),
         )
-        for index in range(len(bounds))
+        for index in range(len(bounds_s))
     )
 
 
@@ -346,12 +361,12 @@ def _reason(state: _Search, index: int, chosen: Candidate, objective_s: float) -
             "within δ, solved and simulated, or another option of its cell was" if over <= state.delta else "slower"
         )
         return f"best J is {over:.1%} above J*: {within}"
-    if index in state.looked_below:
-        limit_s = state.looked_below[index]
-        return "no plan fits" if np.isinf(limit_s) else f"no plan that fits has J ≤ {limit_s:.6g} s"
-    bound_s = float(state.space.objective_bounds_s[index])
-    if bound_s > (1 + state.delta) * objective_s:
+    bound_s, limit_s = float(state.bounds_s[index]), (1 + state.delta) * objective_s
+    if index in state.looked_below or np.isinf(bound_s):
+        below_s = state.looked_below.get(index, limit_s)
+        return "no plan fits" if np.isinf(below_s) else f"no plan that fits has J ≤ {below_s:.6g} s"
+    if bound_s > limit_s:
         return f"bound is {bound_s / objective_s - 1:.1%} above J*"
-    if np.isfinite(state.unopened_bound_s) and bound_s >= state.unopened_bound_s:
+    if bound_s >= state.unopened_bound_s:
         return "not opened: the time ended"
     return "bound is no better than the best J of another option of the cell"

@@ -251,10 +251,14 @@ class _Builder:
             if not self.pinned("schedule", schedule):
                 continue
             chunks = (
-                [v for v in divisors(layers // pp) if v > 1] if schedule is Schedule.INTERLEAVED and layers % pp == 0 else [1]
+                [v for v in divisors(layers // pp) if v > 1]
+                if schedule is Schedule.INTERLEAVED and layers % pp == 0
+                else [1]
             )
             if schedule is Schedule.INTERLEAVED and (layers % pp or not chunks):
-                self.log.add("equal chunks", "interleaved: as many layers in every virtual stage", num_layers=layers, pp=pp)
+                self.log.add(
+                    "equal chunks", "interleaved: as many layers in every virtual stage", num_layers=layers, pp=pp
+                )
                 continue
             for vpp in chunks:
                 if vpp == 1 and not self.runtime.uneven_stages and layers % pp:
@@ -357,7 +361,9 @@ def _restrictions(runtime: Runtime, pins: Pins, worlds: Sequence[int], cluster: 
     if with_pp:
         told.append(f"runtime {runtime.name} does not realise ZeRO {', '.join(map(str, with_pp))} where pp > 1")
     if worlds != [cluster.num_gpus]:
-        told.append(f"worlds of {', '.join(map(str, worlds)) if len(worlds) < 6 else f'{worlds[0]}..{worlds[-1]}'} GPUs")
+        told.append(
+            f"worlds of {', '.join(map(str, worlds)) if len(worlds) < 6 else f'{worlds[0]}..{worlds[-1]}'} GPUs"
+        )
     if pins.pins:
         told.append(f"pinned: {pins}")
     return tuple(told)

@@ -93,6 +93,8 @@ class CellProblem:
     """No plan of the cell has a smaller J, by the closed formula."""
     least_total_s: float = 0.0
     """T: no plan of the cell has a smaller Σ t."""
+    heaviest_s: float = math.inf
+    """Plans with a device of more load than this are not asked for, and their columns may be missing."""
 
     @cached_property
     def pipeline(self) -> Pipeline:
@@ -129,14 +131,11 @@ class CellProblem:
         """The same cell with other columns."""
         return replace(self, columns=columns)
 
-    def heaviest_s(self, below_s: float) -> float:
-        """The largest load of a column of a plan with J ≤ `below_s`; infinite where one micro-batch makes the load count once."""
-        return heaviest_s(below_s, self.least_total_s, self.num_micro_batches, self.layout.vpp)
-
     def narrowed(self, below_s: float) -> tuple["CellProblem", IntArray]:
         """The cell without the columns that no plan with J ≤ `below_s` can have, and the numbers of those kept."""
-        kept = np.flatnonzero(self.columns.load_s <= self.heaviest_s(below_s))
-        return replace(self, columns=self.columns.take(kept)), kept
+        heaviest = heaviest_below(below_s, self.least_total_s, self.num_micro_batches, self.layout.vpp)
+        kept = np.flatnonzero(self.columns.load_s <= heaviest)
+        return replace(self, columns=self.columns.take(kept), heaviest_s=min(heaviest, self.heaviest_s)), kept
 
     def times(self, picks: Sequence[int] | IntArray) -> StageTimes:
         """The pieces of a step under these picks, as J, R and S read them."""
@@ -159,8 +158,8 @@ class CellProblem:
         return lower_bound_s(self.pipeline, self.times(picks))
 
 
-def heaviest_s(below_s: float, least_total_s: float, num_micro_batches: int, vpp: int) -> float:
-    """From J ≥ (m - 1/v) t + T/v, for the heaviest column t of a plan with J ≤ `below_s`."""
+def heaviest_below(below_s: float, least_total_s: float, num_micro_batches: int, vpp: int) -> float:
+    """The load of the fullest device of a plan with J ≤ `below_s`, at most: from J ≥ (m - 1/v) τ + T/v."""
     repeats = num_micro_batches - 1 / vpp
     return (below_s - least_total_s / vpp) / repeats * (1 + 1e-9) if repeats > 0 else math.inf
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from cost_models.records import Layout, Schedule
 from cost_models.schedules import Pipeline, max_in_flight
-from planner.stages import CellProblem, StageColumns, fits_alone, heaviest_s
+from planner.stages import CellProblem, StageColumns, fits_alone, heaviest_below
 
 
 def random_cell(seed: int, index: int = 0) -> CellProblem:
@@ -141,8 +141,11 @@ class MadeUpSpace:
             bound_s=float(self.objective_bounds_s[index]),
             least_total_s=self.least_totals_s[index],
         )
-        most = heaviest_s(below_s, cell.least_total_s, cell.num_micro_batches, cell.layout.vpp)
-        return replace(cell, columns=cell.columns.take(cell.columns.load_s <= most))
+        most = heaviest_below(below_s, cell.least_total_s, cell.num_micro_batches, cell.layout.vpp)
+        return replace(cell, columns=cell.columns.take(cell.columns.load_s <= most), heaviest_s=most)
+
+    def bounds_below(self, below_s: float) -> np.ndarray:
+        return self.objective_bounds_s
 
     def cell_for_bound(self, index: int, below_s: float) -> CellProblem:
         return without_misfits(self.cells[index])
