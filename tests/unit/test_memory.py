@@ -189,7 +189,8 @@ def test_the_answer_names_rank_phase_and_operation() -> None:
     assert set(first.phases) == {"build", "step 1", "step 2"}
     assert first.phases["step 2"] == pytest.approx(first.peak_bytes)
     assert first.phases["build"] < first.phases["step 1"] <= first.phases["step 2"]
-    assert "block 4" in first.peak_operation and "2 of stage 0" in first.peak_operation
+    assert "block 4" in first.peak_operation
+    assert "2 of stage 0" in first.peak_operation
     assert "head and loss" in last.peak_operation
 
 
