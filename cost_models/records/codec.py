@@ -100,8 +100,8 @@ def save(record: Any, path: str | Path) -> None:
     write_atomic(path, dumps(record))
 
 
-def write_atomic(path: str | Path, text: str) -> None:
-    """Writes `text` beside `path`, flushes it to the disk and renames it: a reader sees the old file or the new one."""
+def write_atomic(path: str | Path, content: str | bytes) -> None:
+    """Writes `content` (text as UTF-8) beside `path`, flushes it to the disk and renames it: a reader sees the old file or the new one."""
     target = Path(path)
     if not target.parent.is_dir():
         raise RecordError(f"{target}: the folder {target.parent} does not exist; make it, or name another place")
@@ -110,8 +110,8 @@ def write_atomic(path: str | Path, text: str) -> None:
     except OSError as error:
         raise RecordError(f"{target}: cannot be written ({error.strerror})") from None
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content if isinstance(content, bytes) else content.encode("utf-8"))
             stream.flush()
             os.fsync(stream.fileno())
         Path(name).chmod(0o666 & ~_umask())

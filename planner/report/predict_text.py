@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 
 from cost_models.problem import Problem
 from cost_models.records import Decision, Prediction, StagePrediction, Verdict
+from cost_models.units import GIB, MIB
 from planner.report.plan_text import FITS, PARTS, asked, basis_text, head_room, speed, stage_lines
-from planner.report.words import GIB, MIB, columns, duration, joined, memory_gib, row
+from planner.report.words import columns, duration, joined, memory_gib, row
 
 VERDICTS = {
     Verdict.OK: "even the upper end of its 80% interval fits",

@@ -95,8 +95,8 @@ def billions(count: float) -> str:
 def memory(num_bytes: float) -> str:
     """Bytes of memory: GiB with one decimal, MiB below one of them."""
     if abs(num_bytes) >= 0.9995 * GIB:
-        return f"{num_bytes / GIB:,.1f} GiB"
-    return f"{num_bytes / MIB:.0f} MiB" if abs(num_bytes) >= 9.5 * MIB else f"{num_bytes / MIB:.2g} MiB"
+        return f"{num_bytes / GIB:,.{0 if abs(num_bytes) >= 999.5 * GIB else 1}f} GiB"
+    return f"{num_bytes / MIB:,.0f} MiB" if abs(num_bytes) >= 9.5 * MIB else f"{num_bytes / MIB:.2g} MiB"
 
 
 def memory_gib(value_gib: float) -> str:
