@@ -8,6 +8,7 @@ What hides behind what, up to a share that is a coefficient:
   tensor parallelism     behind products, where the runtime overlaps it (overlap.tp)
   context parallelism    behind the block's attention and products (overlap.cp)
   gathers of ZeRO 2, 3   behind the compute of their own block (overlap.fsdp)
+  hops                   behind other micro-batches, where the runtime posts them early (overlap.p2p)
   end of the step        gradients behind the last micro-batch's backward pass, gathered weights behind the first one's
                          forward pass (overlap.dp); the last block's part is always seen
 The slowest of many ranks sets the pace: all of it is lengthened by (1 + straggler·log2(ranks/8)).
@@ -449,6 +450,8 @@ def _hops(prices: BlockPrices, cell: int, stage: NDArray[np.int64]) -> FloatArra
         return np.zeros(len(stage))
     stride = int(cells.stride("pp")[cell])
     num_bytes = prices.hop_bytes[cell]
-    by_device = hop_s(prices.fabric, num_bytes, stride, pp)
+    family = prices.problem.cluster.pools[0].kind.device.family
+    seen = 1.0 - value(prices.problem.calibration, "overlap.p2p", family, prices.problem.runtime.name)
+    by_device = seen * hop_s(prices.fabric, num_bytes, stride, pp)
     inside = (stage >= 0) & (stage < num_stages - 1)
     return np.where(inside, by_device[np.mod(stage, pp)], 0.0)

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.accuracy.published import Run, read_runs, step_s, with_calibration
+from benchmarks.accuracy.published import RUNTIMES, Run, read_runs, step_s, with_calibration
 from cost_models.records import Calibration, load, save
 
 SCALE = 0.05
 """Residuals beyond this count linearly: about one repeat-to-repeat deviation (3 to 5%)."""
-ROUNDS = 6
+ROUNDS = 4
 STEP = 0.02
 """Relative step of the numerical derivatives."""
 
@@ -28,6 +28,7 @@ FITTED: Mapping[str, float] = {
     "matmul.efficiency.hopper.bf16": 0.05,
     "matmul.efficiency.hopper.fp8": 0.1,
     "matmul.efficiency.blackwell.fp8": 0.1,
+    "matmul.efficiency.blackwell.gb300.fp8": 0.15,
     "matmul.wave": 0.3,
     "attention.efficiency.ampere.llm-foundry": 0.3,
     "attention.efficiency.hopper.llm-foundry": 0.3,
@@ -45,6 +46,9 @@ FITTED: Mapping[str, float] = {
     "link.efficiency.nvlink3-jean-zay": 0.3,
     "link.efficiency.nvlink3": 0.15,
     "overlap.tp": 0.05,
+    "overlap.p2p.megatron-bridge": 0.1,
+    "launch.layer_s": 0.5,
+    "launch.layer_s.megatron-deepspeed": 0.4,
     "step.constant_s.megatron-bridge": 0.4,
     "step.constant_s.llm-foundry": 0.4,
     "step.constant_s.megatron-deepspeed": 0.4,
@@ -55,11 +59,14 @@ SAME_AS: Mapping[str, str] = {
     "matmul.efficiency.ampere.fp16": "matmul.efficiency.ampere.bf16",
     "attention.efficiency.hopper.megatron": "attention.efficiency.hopper.megatron-bridge",
     "attention.efficiency.blackwell.megatron": "attention.efficiency.blackwell.megatron-bridge",
+    "overlap.p2p.megatron": "overlap.p2p.megatron-bridge",
     "memory_ops.multiplier.megatron": "memory_ops.multiplier.megatron-bridge",
     "step.constant_s.megatron": "step.constant_s.megatron-bridge",
 }
 """Coefficients that take another one's fitted value: the same kernels."""
 
+UNBOUNDED = ("matmul.efficiency.blackwell.gb300.fp8",)
+"""Its roof is another device's: there is no bound."""
 BOUNDED = ("matmul.efficiency", "attention.efficiency", "attention.unfused_efficiency", "link.efficiency", "overlap")
 """Shares: never above 1."""
 
@@ -91,11 +98,15 @@ def with_values(calibration: Calibration, names: Sequence[str], logs: np.ndarray
     """The calibration with exp(logs) for these coefficients, shares at most 1."""
     coefficients = dict(calibration.coefficients)
     for name, log in zip(names, logs, strict=True):
-        bound = 1.0 if name.startswith(BOUNDED) else math.inf
+        bound = 1.0 if _is_share(name) else math.inf
         coefficients[name] = replace(coefficients[name], value=min(math.exp(log), bound))
     for name, other in SAME_AS.items():
         coefficients[name] = replace(coefficients[name], value=coefficients[other].value)
     return replace(calibration, coefficients=coefficients)
+
+
+def _is_share(name: str) -> bool:
+    return name.startswith(BOUNDED) and name not in UNBOUNDED
 
 
 def fit(configured: Sequence[Configuration], priors: Calibration) -> tuple[Calibration, np.ndarray]:
@@ -110,8 +121,8 @@ def fit(configured: Sequence[Configuration], priors: Calibration) -> tuple[Calib
         residual = errors(configured, current)
         jacobian = np.stack(
             [
-                (errors(configured, with_values(priors, names, logs + STEP * unit)) - residual) / STEP
-                for unit in np.eye(len(names))
+                _slope(configured, with_values(priors, names, logs + STEP * unit), residual, name)
+                for name, unit in zip(names, np.eye(len(names)), strict=True)
             ],
             axis=1,
         )
@@ -120,9 +131,29 @@ def fit(configured: Sequence[Configuration], priors: Calibration) -> tuple[Calib
         gradient = jacobian.T @ (robust * residual) + precision @ (logs - start)
         covariance = np.linalg.inv(hessian)
         logs = logs - np.clip(covariance @ gradient, -0.5, 0.5)
-        shares = np.array([name.startswith(BOUNDED) for name in names])
+        shares = np.array([_is_share(name) for name in names])
         logs = np.where(shares, np.minimum(logs, 0.0), logs)
     return with_values(priors, names, logs), np.sqrt(np.diag(covariance))
+
+
+def _slope(configured: Sequence[Configuration], moved: Calibration, residual: np.ndarray, name: str) -> np.ndarray:
+    """Derivative of the errors to the logarithm of one coefficient; 0 where its qualifiers name another machine."""
+    concerned = np.array([_concerns(name, run) for run, _ in configured])
+    slope = np.zeros(len(configured))
+    chosen = [configured[place] for place in np.flatnonzero(concerned)]
+    if chosen:
+        slope[concerned] = (errors(chosen, moved) - residual[concerned]) / STEP
+    return slope
+
+
+def _concerns(name: str, run: Run) -> bool:
+    device = run.problem.cluster.pools[0].kind.device
+    kinds = (
+        ({"ampere", "hopper", "blackwell"}, device.family),
+        (set(RUNTIMES.values()), run.problem.runtime.name),
+    )
+    parts = set(name.split("."))
+    return all(not parts & known or own in parts for known, own in kinds)
 
 
 def _source_weights(configured: Sequence[Configuration]) -> np.ndarray:

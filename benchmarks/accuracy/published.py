@@ -154,6 +154,7 @@ def _cluster(row: Mapping[str, str]) -> Cluster:
         "gpu_mem_gb": float(row["gpu_mem_gb"]) if row["gpu"].startswith("A100") else None,
         "gpus_per_node": int(row["gpus_per_node"]),
         "world": int(row["n_gpus"]),
+        "inter": row["interconnect"],
     }
     per_node, world = int(row["gpus_per_node"]), int(row["n_gpus"])
     if world % per_node:
