@@ -1,0 +1,242 @@
+"""One function a verb: arguments in, an Outcome out. Each calls one library function and imports what it needs itself."""
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cost_models.records import Calibration, Plan, load, load_plan, save, to_json
+from executor.cli.arguments import VERBS, installed_version
+from executor.cli.outcome import Outcome
+
+
+def progress(text: str) -> None:
+    """One line on stderr: what long work is at."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def plan(arguments: argparse.Namespace) -> Outcome:
+    """Choose the layout, prove it, print it as an argument."""
+    from planner.plan import make_plan
+    from planner.readers.requests import complete, read_request
+    from planner.report.plan_text import plan_text
+
+    request = complete(read_request(_document(arguments)))
+    chosen = make_plan(
+        request,
+        gpus=arguments.gpus,
+        current=arguments.current,
+        calibration=_calibration(arguments),
+        time_limit_s=arguments.time_limit,
+        version=installed_version(),
+    )
+    if arguments.out:
+        save(chosen, arguments.out)
+        progress(f"wrote {arguments.out}")
+    return Outcome(document=to_json(chosen), text=lambda: plan_text(chosen))
+
+
+def predict(arguments: argparse.Namespace) -> Outcome:
+    """Step time, throughput and memory of one layout, or of a plan."""
+    from planner.plan import decision_of_layout, problem_of
+    from planner.predict import predict as predict_decision
+    from planner.readers.requests import complete, read_request
+    from planner.report.predict_text import predict_text
+
+    existing = _plan_file(arguments.request)
+    if existing is not None:
+        _only(arguments, "predict PLAN.json", ("request", "calibration"))
+        problem = problem_of(existing.request, _calibration(arguments))
+        decision, defaults = existing.decision, {}
+    else:
+        request = complete(read_request(_document(arguments)), needs_layout=True)
+        problem = problem_of(request, _calibration(arguments))
+        assert request.layout is not None
+        decision, defaults = decision_of_layout(problem, request.layout), dict(request.defaults)
+    predicted = predict_decision(problem, decision)
+    document = {"decision": to_json(decision), "predicted": to_json(predicted), "defaults": defaults}
+    return Outcome(
+        document=document,
+        text=lambda: predict_text(problem, decision, predicted, defaults),
+        exit_code=1 if predicted.verdict == "no" else 0,
+    )
+
+
+def check(arguments: argparse.Namespace) -> Outcome:
+    """Laws, memory and speed of a layout that somebody runs."""
+    from planner.advice import advise
+    from planner.report.check_text import check_text
+
+    document = advise(_document(arguments))
+    return Outcome(
+        document=document, text=lambda: check_text(document), exit_code=1 if document["verdict"] == "no" else 0
+    )
+
+
+def explain(arguments: argparse.Namespace) -> Outcome:
+    """Why not another layout; two plans side by side; the proof; the plan itself."""
+    from planner.explain import against, certificate, why_not
+    from planner.report.explain_text import against_text, certificate_text, why_not_text
+    from planner.report.plan_text import plan_text
+
+    shown = load_plan(arguments.plan)
+    if arguments.why_not is not None:
+        reasons = why_not(shown, arguments.why_not)
+        return Outcome(document=reasons, text=lambda: why_not_text(reasons))
+    if arguments.against is not None:
+        differences = against(shown, load_plan(arguments.against))
+        return Outcome(document=differences, text=lambda: against_text(differences))
+    if arguments.certificate:
+        proof = certificate(shown)
+        return Outcome(document=proof, text=lambda: certificate_text(proof))
+    return Outcome(document=to_json(shown), text=lambda: plan_text(shown))
+
+
+def profile(arguments: argparse.Namespace) -> Outcome:
+    """A model's blocks; with --measure its operations on this machine."""
+    from planner.readers.models import model_document, read_model
+    from planner.report.profile_text import measurements_text, profile_text
+
+    model = read_model(arguments.model)
+    if arguments.measure:
+        from planner.profiling.session import profile_model
+
+        taken = profile_model(
+            model,
+            seq=arguments.seq,
+            mbs=arguments.mbs,
+            precision=arguments.precision,
+            ranks=arguments.ranks or 1,
+            progress=progress,
+        )
+        if arguments.out:
+            save(taken, arguments.out)
+        return Outcome(document=to_json(taken), text=lambda: measurements_text(taken))
+    if arguments.out:
+        save(model, arguments.out)
+    document = model_document(model, arguments.seq)
+    return Outcome(document=document, text=lambda: profile_text(document))
+
+
+def probe(arguments: argparse.Namespace) -> Outcome:
+    """A cluster; without one the links between ranks on this machine."""
+    from planner.report.profile_text import measurements_text
+    from planner.report.probe_text import probe_text
+
+    if arguments.cluster is None:
+        from planner.profiling.session import probe_links
+
+        taken = probe_links(ranks=arguments.ranks or 2, progress=progress)
+        if arguments.out:
+            save(taken, arguments.out)
+        return Outcome(document=to_json(taken), text=lambda: measurements_text(taken))
+    from planner.readers.clusters import read_cluster
+
+    cluster = read_cluster(arguments.cluster)
+    if arguments.out:
+        save(cluster, arguments.out)
+    return Outcome(document=to_json(cluster), text=lambda: probe_text(cluster))
+
+
+def compare(arguments: argparse.Namespace) -> Outcome:
+    """What was promised beside what was measured."""
+    from planner.compare import compare as compare_plan
+    from planner.compare import fitted, read_measurements
+    from planner.report.tables import comparison_table
+
+    promised = load_plan(arguments.plan)
+    measured = read_measurements(arguments.measurements)
+    document = compare_plan(promised, measured)
+    if arguments.fit:
+        save(fitted(promised, measured), arguments.fit)
+        progress(f"wrote {arguments.fit}")
+    return Outcome(document=document, text=lambda: comparison_table(document))
+
+
+def run(arguments: argparse.Namespace) -> Outcome:
+    """Run a plan in torch and measure it."""
+    from executor.cli.running import run_plan
+
+    return run_plan(arguments, progress)
+
+
+def demo(arguments: argparse.Namespace) -> Outcome:
+    """The main job on this machine."""
+    from executor.cli.demo import demo as whole_job
+
+    return whole_job(Path(arguments.out), progress)
+
+
+def help(arguments: argparse.Namespace) -> Outcome:  # noqa: A001 - the verb's name
+    """One topic in full."""
+    from planner.report.help_text import TOPICS, topic_text
+
+    text = topic_text(arguments.topic, VERBS)
+    return Outcome(document={"topics": list(TOPICS), "text": text}, text=lambda: text)
+
+
+# Arguments ---------------------------------------------------------------------------------------------------------
+
+_FLAGS: Mapping[str, tuple[str, str]] = {
+    "model": ("model", ""),
+    "cluster": ("cluster", ""),
+    "runtime": ("runtime", ""),
+    "pin": ("pin", ""),
+    "layout": ("layout", ""),
+    "batch": ("workload", "gbs"),
+    "seq": ("workload", "seq"),
+    "precision": ("workload", "precision"),
+    "optimizer": ("workload", "optimizer"),
+}
+"""Flag -> where it stands in a request."""
+
+
+def _document(arguments: argparse.Namespace) -> Any:
+    """The request: a file's path, or the document that the flags amount to."""
+    from planner.errors import InputError
+
+    said = {flag: getattr(arguments, flag, None) for flag in _FLAGS}
+    given = [flag for flag, value in said.items() if value is not None]
+    if arguments.request is not None:
+        if given:
+            raise InputError(
+                f"--{given[0]} beside the request file {arguments.request}: say it in the file, or leave the file out"
+            )
+        return arguments.request
+    if not given:
+        raise InputError(
+            "nothing was asked: give a request file, or --model, --cluster, --batch and --seq "
+            "(as in `--model llama3-8b --cluster h100x64 --batch 512 --seq 8192`)"
+        )
+    document: dict[str, Any] = {"workload": {}}
+    for flag in given:
+        section, key = _FLAGS[flag]
+        if key:
+            document["workload"][key] = said[flag]
+        else:
+            document[section] = said[flag]
+    return document
+
+
+def _plan_file(path: str | None) -> Plan | None:
+    """The plan in `path`, where that is one (a request file is none)."""
+    if path is None:
+        return None
+    from planner.readers.documents import read_document
+
+    return load_plan(path) if "decision" in read_document(Path(path), "a plan or a request") else None
+
+
+def _only(arguments: argparse.Namespace, form: str, allowed: tuple[str, ...]) -> None:
+    from planner.errors import InputError
+
+    for name, value in vars(arguments).items():
+        if value not in (None, False) and name not in (*allowed, "verb", "json"):
+            raise InputError(f"--{name} does not go with `{form}`: the plan says it already")
+
+
+def _calibration(arguments: argparse.Namespace) -> Calibration:
+    from cost_models.calibrations import shipped
+
+    return load(Calibration, arguments.calibration) if arguments.calibration else shipped()

@@ -1,0 +1,154 @@
+"""What one layout would do: step time with its interval, throughput, memory of each stage, and the verdict."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cost_models.intervals import pairwise_error, step_interval_s
+from cost_models.memory import DeviceMemory, decision_columns, memory_lower, memory_report, memory_upper, usable_bytes
+from cost_models.records import Decision, Parts, Prediction, StagePrediction, Verdict
+from cost_models.schedules import Pipeline, Simulation, simulate
+from cost_models.stage import Cells, ColumnPrices, Problem, operations_needed, price_blocks, price_columns
+from cost_models.step import StageParts, step_parts
+from cost_models.units import GIB
+
+FLOPS_FORMULA = (
+    "6 x (active parameters - embedding look-up) + 6 x layers x seq x (query width + value width) a token, "
+    "attention not halved for causality, no recompute"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Simulated:
+    """One decision with its prices and its simulated step: what a timeline draws."""
+
+    pipeline: Pipeline
+    """Schedule and sizes."""
+    prices: ColumnPrices
+    """One column for each virtual stage."""
+    parts: StageParts
+    """The pieces of the step, parts apart."""
+    simulation: Simulation
+    """Start and end of each operation."""
+
+
+def simulated(problem: Problem, decision: Decision) -> Simulated:
+    """Prices a decision and plays its schedule."""
+    layout = decision.layout
+    cells = Cells.of([layout], decision.ranks.order)
+    columns = decision_columns(decision, problem.recompute_kinds)
+    prices = price_columns(price_blocks(problem, cells), 0, columns)
+    pipeline = Pipeline(
+        schedule=layout.schedule,
+        num_devices=layout.pp,
+        num_virtual_per_device=layout.vpp,
+        num_micro_batches=decision.num_micro_batches,
+    )
+
+    def by_device(tail_s: np.ndarray) -> np.ndarray:
+        return tail_s.reshape(layout.vpp, layout.pp).sum(axis=0)
+
+    parts = StageParts(
+        forward_compute_s=prices.forward_compute_s,
+        forward_exposed_s=prices.forward_exposed_s,
+        backward_compute_s=prices.backward_compute_s,
+        backward_exposed_s=prices.backward_exposed_s,
+        hop_s=prices.hop_out_s[:-1],
+        sync_s=by_device(prices.sync_s),
+        optimizer_s=by_device(prices.optimizer_s),
+        constant_s=by_device(prices.constant_s),
+    )
+    return Simulated(pipeline=pipeline, prices=prices, parts=parts, simulation=simulate(pipeline, parts.times()))
+
+
+def predict(problem: Problem, decision: Decision) -> Prediction:
+    """The prediction for a decision of this problem. Raises RecordError for what cannot be priced, by name."""
+    step = simulated(problem, decision)
+    devices = memory_report(problem, decision)
+    step_s = step.simulation.step_s
+    basis = _basis(step, decision.num_micro_batches)
+    world = decision.layout.world
+    low_s, high_s = step_interval_s(problem, step_s, world=world, basis=basis)
+    peak_bytes = max(device.peak_bytes for device in devices)
+    usable, upper = usable_bytes(problem), memory_upper(problem, peak_bytes)
+    workload = problem.workload
+    flops_per_s = problem.model.model_flops_per_token(workload.seq) * workload.tokens / step_s / world
+    peak_flops_per_s = peak_flops(problem)
+    return Prediction(
+        step_s=step_s,
+        step_s_low=low_s,
+        step_s_high=high_s,
+        tokens_per_s_per_gpu=workload.tokens / step_s / world,
+        tflops_per_gpu=flops_per_s / 1e12,
+        mfu=flops_per_s / peak_flops_per_s,
+        mfu_peak_flops_per_s=peak_flops_per_s,
+        flops_formula=FLOPS_FORMULA,
+        memory_gib_max=peak_bytes / GIB,
+        memory_gib_low=memory_lower(problem, peak_bytes) / GIB,
+        memory_gib_high=upper / GIB,
+        memory_gib_usable=usable / GIB,
+        memory_kind=problem.memory_kind.value,
+        verdict=verdict_of(peak_bytes, upper, usable),
+        parts=_parts(step),
+        stages=_stages(step, decision, devices),
+        pairwise_error=pairwise_error(problem),
+        basis=basis,
+        worth_measuring=operations_needed(problem, [decision.layout])[:5],
+    )
+
+
+def verdict_of(expected_bytes: float, upper_bytes: float, usable: float) -> Verdict:
+    """no: expected > usable; risky: upper > usable; ok otherwise."""
+    if expected_bytes > usable:
+        return Verdict.NO
+    return Verdict.RISKY if upper_bytes > usable else Verdict.OK
+
+
+def peak_flops(problem: Problem) -> float:
+    """Dense data-sheet peak of the device in the workload's precision, FLOP/s."""
+    device = problem.cluster.pools[0].kind.device
+    precision = problem.workload.precision.value
+    found = device.peak_flops_per_s.get(precision)
+    if found is None:
+        known = ", ".join(sorted(device.peak_flops_per_s))
+        from planner.errors import InputError
+
+        raise InputError(f"precision {precision} on {device.name}: no peak is known; known there: {known}")
+    return found
+
+
+def _parts(step: Simulated) -> Parts:
+    parts = step_parts(step.pipeline, step.parts)
+    return Parts(
+        compute_s=parts.compute_s,
+        exposed_communication_s=parts.exposed_communication_s,
+        bubble_s=parts.bubble_s,
+        optimizer_s=parts.optimizer_s,
+        other_s=parts.other_s,
+    )
+
+
+def _basis(step: Simulated, num_micro_batches: int) -> dict[str, float]:
+    """Shares of the critical device's busy seconds that rest on measured, calibrated and table values."""
+    mine = slice(step.simulation.critical_device, None, step.pipeline.num_devices)
+    seconds = num_micro_batches * step.prices.basis_s[mine].sum(axis=0) + step.prices.tail_basis_s[mine].sum(axis=0)
+    shares = seconds / seconds.sum()
+    return dict(zip(("measured", "calibrated", "table"), map(float, shares), strict=True))
+
+
+def _stages(step: Simulated, decision: Decision, devices: tuple[DeviceMemory, ...]) -> tuple[StagePrediction, ...]:
+    num_devices = step.pipeline.num_devices
+    times = step.parts.times()
+    return tuple(
+        StagePrediction(
+            device=device.device,
+            forward_s=float(times.forward_s[device.device :: num_devices].sum()),
+            backward_s=float(times.backward_s[device.device :: num_devices].sum()),
+            tail_s=float(times.tail_s[device.device]),
+            memory_bytes=device.kinds,
+            phase_memory_bytes=device.phases,
+            peak_phase=device.peak_phase,
+            peak_operation=device.peak_operation,
+        )
+        for device in devices
+    )
