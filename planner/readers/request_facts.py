@@ -141,12 +141,13 @@ def _cluster_facts(request: Request, notes: list[str]) -> dict[str, Any]:
     nodes, per_node, world = counts["nodes"], counts["gpus_per_node"], counts["world"]
     if world is None and nodes and per_node:
         world = nodes * per_node
+    host = _size(said, "host_mem_gb")
     return {
         "world": world,
         "gpus_per_node": per_node,
         "domain_size": _domain_size(said, per_node),
         "device_bytes": _device_bytes(said, notes),
-        "host_bytes": int(said["host_mem_gb"] * _GIB) if "host_mem_gb" in said else None,
+        "host_bytes": None if host is None else int(host * _GIB),
     }
 
 
@@ -173,9 +174,7 @@ def _domain_size(said: Mapping[str, Any], per_node: int | None) -> int | None:
 
 def _device_bytes(said: Mapping[str, Any], notes: list[str]) -> int | None:
     """What the driver of a known GPU shows; of an unknown one the nominal size, which no driver exceeds."""
-    size = said.get("gpu_mem_gb")
-    if size is not None and (isinstance(size, bool) or not isinstance(size, (int, float)) or size <= 0):
-        raise InputError(f"cluster gpu_mem_gb={size!r}: a positive number is needed")
+    size = _size(said, "gpu_mem_gb")
     try:
         return device_from_facts(str(said["gpu"]), size).memory_bytes
     except (KeyError, InputError):
@@ -184,6 +183,13 @@ def _device_bytes(said: Mapping[str, Any], notes: list[str]) -> int | None:
                 f"cluster.gpu: {said.get('gpu')!r} is not in the table; its memory is taken as the nominal {size} GiB"
             )
         return int(size * _GIB) if size is not None else None
+
+
+def _size(said: Mapping[str, Any], key: str) -> float | None:
+    size = said.get(key)
+    if size is not None and (isinstance(size, bool) or not isinstance(size, (int, float)) or size <= 0):
+        raise InputError(f"cluster {key}={size!r}: a positive number is needed")
+    return size
 
 
 def _with_layout(facts: Facts, request: Request, runtime: Runtime, notes: list[str]) -> Facts:
@@ -200,6 +206,8 @@ def _with_layout(facts: Facts, request: Request, runtime: Runtime, notes: list[s
         offload_optimizer=_offloads(said.get("offload_optimizer")),
         offload_param=_offloads(said.get("offload_param")),
     )
+    if said.get("gather") not in (None, *Gather):
+        notes.append(f"layout.gather: {said['gather']!r} is not known, not judged; known: {', '.join(Gather)}")
     if not request.states_layout:
         if said:
             notes.append("layout: no degree is stated, so none is assumed")
@@ -266,6 +274,8 @@ def _with_dp(facts: Facts, said: Mapping[str, Any], runtime: Runtime) -> Facts:
     if zero and shards == 1 and facts.cp == 1:
         zero = 0
     gather = said.get("gather")
+    if gather not in tuple(Gather):
+        gather = None
     if gather is None and zero is not None:
         gather = {0: "step", 1: "step", 2: runtime.zero2_gather, 3: "use"}[zero]
     return replace(
@@ -274,7 +284,7 @@ def _with_dp(facts: Facts, said: Mapping[str, Any], runtime: Runtime) -> Facts:
         dp_replicate=replicas,
         dp_shard=shards,
         zero=zero,
-        gather=Gather(gather) if gather in tuple(Gather) else None,
+        gather=None if gather is None else Gather(gather),
     )
 
 

@@ -21,7 +21,7 @@ from cost_models.laws import (
     laws_over,
     legal_values,
 )
-from cost_models.records import Model, Schedule, Severity, Workload, parse_layout
+from cost_models.records import Gather, Model, Schedule, Severity, Workload, parse_layout
 from planner.errors import InputError
 from planner.readers.runtimes import read_runtime, runtime_names
 
@@ -57,6 +57,7 @@ FACTS = st.builds(
     microbatches=SMALL,
     num_micro_batches=SMALL,
     zero=st.integers(0, 3),
+    gather=st.sampled_from(Gather),
     schedule=st.sampled_from([None, *Schedule]),
     recompute=st.sampled_from(["none", "full", "unheard-of"]),
     sp=st.booleans(),
@@ -273,6 +274,21 @@ def test_schedules_that_split_the_backward():
         assert LAW["ZB_WITH_SHARDING"].holds(facts, titan) is holds, facts
     assert LAW["RECOMPUTE_WITH_SPLIT_BACKWARD"].holds(zbv, titan) is False
     assert "silently wrong gradients" in finding(LAW["ZB_WITH_SHARDING"], zbv, titan).message
+
+
+def test_gather_goes_with_zero():
+    law = LAW["GATHER_WITH_ZERO"]
+    for zero, gather, deepspeed, torch in (
+        (0, "step", True, True),
+        (0, "use", False, False),
+        (2, "step", True, False),
+        (2, "micro", False, True),
+        (3, "use", True, True),
+        (3, "micro", False, False),
+    ):
+        facts = Facts(zero=zero, gather=Gather(gather))
+        assert law.holds(facts, DEEPSPEED) is deepspeed, facts
+        assert law.holds(facts, TORCH) is torch, facts
 
 
 def test_a_margin_is_between_fitting_and_not():
