@@ -76,11 +76,10 @@ def _part_lines(parts: Sequence[Mapping[str, Any]]) -> list[str]:
     if not parts:
         return []
     rows = [["where", "chosen", "other", "difference"]]
-    sums = [0.0, 0.0]
-    for part in parts:
-        pair = [part.get("chosen_s"), part.get("other_s")]
+    pairs = [(part.get("chosen_s"), part.get("other_s")) for part in parts]
+    for part, pair in zip(parts, pairs, strict=True):
         rows.append([part["name"], *map(seconds, pair), difference(*pair)])
-        sums = [total + (value or 0.0) for total, value in zip(sums, pair, strict=True)]
+    sums = [None if None in side else sum(side) for side in zip(*pairs, strict=True)]
     rows.append(["sum", *map(seconds, sums), difference(*sums)])
     return columns(rows, right=(1, 2, 3))
 
@@ -91,10 +90,12 @@ def seconds(value: float | None) -> str:
 
 
 def difference(before: float | None, after: float | None) -> str:
-    """after - before in seconds, with its sign; a dash where one is absent."""
+    """after - before in seconds, with its sign; `=` for none, a dash where one is absent."""
     if before is None or after is None:
         return "-"
     change = after - before
+    if not change:
+        return "="
     return f"{'+' if change >= 0 else '-'}{duration(abs(change))}"
 
 

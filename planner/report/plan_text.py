@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from cost_models.records import Alternative, Cluster, Decision, Layout, Model, Plan, Prediction, Stage, Verdict
-from planner.report.words import billions, columns, duration, memory, memory_gib, paragraph, row, short_layout
+from planner.report.words import billions, columns, counted, duration, memory, memory_gib, paragraph, row, short_layout
 
 FITS = {Verdict.OK: "fits", Verdict.RISKY: "risky", Verdict.NO: "does not fit"}
 """A verdict in words."""
@@ -48,7 +48,7 @@ def asked(model: Model, cluster: Cluster, decision: Decision) -> str:
     tokens = workload.seq * workload.gbs
     return paragraph(
         f"{model.name} ({billions(model.num_params)} parameters) on {world} of {cluster.name}{idle}, "
-        f"{workload.gbs:,} sequences x {workload.seq:,} = {tokens / 1e6:.3g} M tokens a step, {workload.precision}, "
+        f"{workload.gbs:,} sequences x {workload.seq:,} = {billions(tokens)} tokens a step, {workload.precision}, "
         f"{workload.optimizer}, runtime {decision.runtime}"
     )
 
@@ -141,7 +141,7 @@ def proof_lines(plan: Plan) -> list[str]:
     return [
         row(
             "proof",
-            f"objective {duration(proof.objective_s)}, {gap_words(proof.gap_objective)} over {cells} cells, {proof.cells_opened} of them opened ({proof.solver}, {proof.seconds:.2f} s)",
+            f"objective {duration(proof.objective_s)}, {gap_words(proof.gap_objective)} over {counted(cells, 'cell')}, {proof.cells_opened} of them opened ({proof.solver}, {proof.seconds:.2f} s)",
         ),
         row(
             "",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cost_models.records import write_atomic
+from planner.report.words import three_digits
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,7 +67,7 @@ def _draw_times(axes: "Axes", rows: Sequence[Mapping[str, Any]]) -> None:
             at, above = predicted / scale, place - _OFFSET
             axes.plot(ends, [above] * 2, "|-", color=PREDICTED, linewidth=2.5, markersize=12, markeredgewidth=2.5)
             axes.plot([at], [above], "o", color=PREDICTED, markersize=9)
-            _name(axes, ends[1], above, f"{at:.3g}")
+            _name(axes, ends[1], above, three_digits(at))
         samples = [sample / scale for sample in _samples(row)]
         if samples:
             median, below = statistics.median(samples), place + _OFFSET
@@ -74,7 +75,7 @@ def _draw_times(axes: "Axes", rows: Sequence[Mapping[str, Any]]) -> None:
                 samples, [below] * len(samples), "|", color=MEASURED, markersize=13, markeredgewidth=1.8, alpha=0.55
             )
             axes.plot([median], [below], "D", color=MEASURED, markersize=8)
-            _name(axes, max(samples), below, f"{median:.3g}")
+            _name(axes, max(samples), below, three_digits(median))
     _finish(axes, f"step time, {unit}", known, scale)
 
 
@@ -89,7 +90,7 @@ def _draw_memory(axes: "Axes", rows: Sequence[Mapping[str, Any]]) -> None:
             if value is None:
                 continue
             axes.barh(place + offset, value / scale, height=0.28, color=colour, hatch=hatch, edgecolor="white")
-            _name(axes, value / scale, place + offset, f"{value / scale:.3g}")
+            _name(axes, value / scale, place + offset, three_digits(value / scale))
     _finish(axes, f"peak memory of the fullest rank, {unit}", known, scale)
     axes.tick_params(axis="y", length=0)
 

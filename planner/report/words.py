@@ -12,6 +12,8 @@ WIDTH = 120
 
 _NUMBER_AND_UNIT = re.compile(r"(\d) (?=(?:s|ms|µs|[GM]iB|[GMk]B/s|[PTGM]FLOP(?:/s)?|[TBM])\b)")
 """A number and its unit stay on one line."""
+_LEAST_WORDS = 30
+"""Columns below which words are not wrapped: a tower of them reads worse than a long line."""
 _LABEL = 10
 """Columns of the word in front of a row."""
 
@@ -43,17 +45,27 @@ def _wrapped(text: str, first: str, rest: str) -> str:
 
 
 def columns(rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> list[str]:
-    """Rows of cells as columns, two blanks apart; those in `right` are aligned there, the others to the left."""
+    """Rows of cells as columns, two blanks apart; those in `right` are aligned there, the others to the left.
+
+    A last column of words that runs over the width goes on below itself.
+    """
     if not rows:
         return []
-    widths = [max(len(row[i]) for row in rows if i < len(row)) for i in range(max(map(len, rows)))]
-    return [
-        "  ".join(
+    last = max(map(len, rows)) - 1
+    widths = [max(len(row[i]) for row in rows if i < len(row)) for i in range(last + 1)]
+    start = sum(widths[:last]) + 2 * last
+    room = WIDTH - start if last not in right and WIDTH - start >= _LEAST_WORDS else None
+    lines = []
+    for row in rows:
+        cells = [
             cell.rjust(width) if index in right else cell.ljust(width)
             for index, (cell, width) in enumerate(zip(row, widths, strict=False))
-        ).rstrip()
-        for row in rows
-    ]
+        ]
+        if room is not None and len(row) == last + 1 and len(row[last]) > room:
+            lines += _wrapped(row[last], "".join(f"{cell}  " for cell in cells[:last]), " " * start).splitlines()
+        else:
+            lines.append("  ".join(cells).rstrip())
+    return lines
 
 
 def joined(words: Iterable[str], last: str = "and") -> str:
@@ -85,7 +97,7 @@ def duration(seconds: float) -> str:
 
 
 def billions(count: float) -> str:
-    """A number of parameters, with its unit."""
+    """A number of parameters or tokens, with its unit."""
     for unit, scale in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
         if count >= 0.9995 * scale:
             return f"{count / scale:.3g} {unit}"
@@ -122,11 +134,11 @@ def flop_count(flops: float) -> str:
 def _scaled(value: float, units: Sequence[tuple[str, float]]) -> str:
     for unit, scale in units:
         if value >= 0.9995 * scale or unit == units[-1][0]:
-            return f"{_three_digits(value / scale)} {unit}"
+            return f"{three_digits(value / scale)} {unit}"
     raise AssertionError("unreachable")
 
 
-def _three_digits(value: float) -> str:
+def three_digits(value: float) -> str:
     """Three significant digits; whole numbers from a thousand on."""
     if value >= 999.5:
         return f"{value:,.0f}"
