@@ -34,6 +34,8 @@ _VICTIM = re.compile(
     r"LateRankError|Connection (closed|reset) by peer|connectFullMesh failed|Timed out waiting|NCCL (timeout|error)"
 )
 """Errors of a rank that lost another one."""
+_LATE = re.compile(r"late: rank (\d+)\b")
+"""How LateRankError names a single rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,10 +203,11 @@ def _failed(log_dir: Path, seconds: float, exit_code: int) -> Launched:
     how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
     lines = _last_lines(log_dir, rank)
     said = f": {lines[-1]}" if lines and code >= 0 else ""
+    late = _LATE.search(said)
     return Launched(
         ok=False,
         seconds=seconds,
-        failed_rank=rank,
+        failed_rank=int(late[1]) if late else rank,
         exit_code=code,
         reason=f"rank {rank} {how}{said}",
         error_lines=lines,

@@ -3,7 +3,7 @@
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -85,7 +85,7 @@ def _open_store(rank: int, world: int, timeout_s: float) -> dist.Store:
         )
     except (dist.DistStoreError, dist.DistNetworkError) as error:
         raise LateRankError(
-            f"rank {rank} waited {timeout_s:.0f} s for the store of rank 0 at {host}:{port}, and rank 0 is late ({error})",
+            f"rank {rank} waited {timeout_s:.0f} s for the store at {host}:{port}; late: rank 0 ({_first_line(error)})",
             (0,),
         ) from error
 
@@ -96,9 +96,7 @@ def wait_for_all(store: dist.Store, event: str, rank: int, world: int, timeout_s
     deadline = time.monotonic() + timeout_s
     while late := [other for other in range(world) if not store.check([f"meshwright/{event}/{other}"])]:
         if time.monotonic() > deadline:
-            raise LateRankError(
-                f"rank {rank} waited {timeout_s:.0f} s at {event!r} for {_names(late)}, late or gone", tuple(late)
-            )
+            raise LateRankError(f"rank {rank} waited {timeout_s:.0f} s at {event!r}; late: {_names(late)}", tuple(late))
         time.sleep(0.02)
 
 
@@ -139,7 +137,7 @@ def _late_ranks(error: BaseException) -> LateRankError:
         keys = [f"meshwright/progress/{other}" for other in range(world)]
         steps = [int(store.get(key)) if store.check([key]) else -1 for key in keys]
     except (RuntimeError, dist.DistError):
-        return LateRankError(f"rank {rank} lost the others, the store of rank 0 included ({_first_line(error)})", (0,))
+        return LateRankError(f"rank {rank} lost the others, the store too; late: rank 0 ({_first_line(error)})", (0,))
     late = [other for other, step in enumerate(steps) if step == min(steps)]
     if len(late) == world:
         who = "no rank is behind the others, so one failed or hangs inside it"
@@ -199,3 +197,9 @@ def build_mesh(decision: Decision) -> DeviceMesh:
             f"start {decision.layout.world} (torchrun --nproc-per-node {decision.layout.world}) or plan for {world}"
         )
     return DeviceMesh(device_type(), rank_tensor(decision), mesh_dim_names=AXES)
+
+
+def limit_waits(groups: Iterable[dist.ProcessGroup], timeout_s: float) -> None:
+    """Set how long a collective waits in each group; a DeviceMesh gives its own the default, 10 to 30 minutes."""
+    for group in groups:
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s), group)

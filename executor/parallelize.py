@@ -25,7 +25,7 @@ from torch.nn import functional
 from cost_models.records import Decision, Plan, Precision, load_plan
 from executor.anatomy import Anatomy, anatomy_of, check_against, dimensions_of, part_of
 from executor.errors import RefusedError
-from executor.mesh import START_TIMEOUT_S, build_mesh, local_device, start_process_group
+from executor.mesh import START_TIMEOUT_S, build_mesh, limit_waits, local_device, start_process_group
 from executor.phases import Phases
 from executor.refusals import check, sequence_law
 from executor.sharding.data import accumulating, shard_data
@@ -38,27 +38,26 @@ IGNORE = -100
 """Label of a position that has no loss (the convention of torch and transformers)."""
 
 
-def apply(plan: Plan | Decision | str | Path, model: nn.Module, *, timeout_s: float = START_TIMEOUT_S) -> "Parallel":
+def apply(plan: Plan | str | Path, model: nn.Module, *, timeout_s: float = START_TIMEOUT_S) -> "Parallel":
     """Split `model` over the ranks as `plan` says; called on every rank, with the model built alike on each.
 
-    `plan` is a Plan, its decision, or the path of a plan's file. Joins the process group if the script has not;
+    `plan` is a Plan or the path of a plan's file. Joins the process group if the script has not;
     `timeout_s` is how long a rank waits for others. The model is taken over: the parts of this rank are sharded in place,
     the weights of all others are freed. Raises RefusedError (a ValueError) for what cannot be made true, before any rank waits.
     """
     if isinstance(plan, (str, Path)):
         plan = load_plan(plan)
-    decision = plan.decision if isinstance(plan, Plan) else plan
+    decision = plan.decision
     anatomy = anatomy_of(model)
     dimensions = dimensions_of(model, anatomy)
-    if isinstance(plan, Plan):
-        check_against(dimensions, plan.request.model)
-    check(decision, dimensions)
+    check_against(dimensions, plan.request.model)
+    check(plan)
     start_process_group(timeout_s)
     mesh = build_mesh(decision)
     _check_alike(model)
     stages, virtual = _own_stages(decision, model, anatomy, mesh)
     tied = dimensions.tie_embeddings and decision.layout.pp > 1
-    return Parallel(
+    parallel = Parallel(
         decision=decision,
         mesh=mesh,
         stages=stages,
@@ -68,6 +67,8 @@ def apply(plan: Plan | Decision | str | Path, model: nn.Module, *, timeout_s: fl
         weight_dtype=next(stages[0].parameters()).dtype,
         tied_across_stages=tied,
     )
+    limit_waits(parallel.groups(), timeout_s)
+    return parallel
 
 
 @torch.no_grad()
@@ -170,6 +171,11 @@ class Parallel:
         self.phases = Phases(self.device)
         """Seconds of the last steps by phase, where switched on."""
         self._num_targets: Tensor = torch.ones((), device=self.device)
+
+    def groups(self) -> Iterator[dist.ProcessGroup]:
+        """Every process group of this rank's axes."""
+        yield from self.mesh.get_all_groups()
+        yield from filter(None, (self._batch_group, self._loss_group))
 
     # What an optimizer and a checkpoint see -------------------------------------------------------------------------
 

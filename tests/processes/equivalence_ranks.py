@@ -4,6 +4,7 @@ import copy
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -16,7 +17,7 @@ from executor.mesh import start_process_group
 from executor.parallelize import IGNORE
 from executor.train import random_batch
 from executor.verify import one_process, selfcheck
-from tests.processes.layouts import CASES, SEQ, TRAINED, Case
+from tests.processes.layouts import CASES, MODEL, SEQ, TRAINED, Case
 
 NUM_STEPS = 3
 MAX_NORM = 0.5
@@ -25,7 +26,7 @@ MAX_NORM = 0.5
 def check(case: Case) -> dict[str, object]:
     module = Decoder(case.model, seed=1)
     reference = copy.deepcopy(module)
-    found = selfcheck(executor.apply(case.decision, module), reference)
+    found = selfcheck(executor.apply(case.plan, module), reference)
     return {"ok": found.ok, "text": str(found), "loss": found.loss_error, "gradient": found.gradient_error}
 
 
@@ -33,7 +34,7 @@ def train(case: Case) -> dict[str, object]:
     """Relative errors of loss and norm over some steps, and of the weights after them."""
     module = Decoder(case.model, seed=1)
     reference = copy.deepcopy(module)
-    parallel = executor.apply(case.decision, module)
+    parallel = executor.apply(case.plan, module)
     optimizer = torch.optim.SGD(parallel.parameters(), lr=0.5)
     one_optimizer = torch.optim.SGD(reference.parameters(), lr=0.5)
     error = 0.0
@@ -51,7 +52,7 @@ def train(case: Case) -> dict[str, object]:
     for name, parameter in parallel.named_parameters():
         whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
         expected = dict(reference.named_parameters(remove_duplicate=False))[name]
-        error = max(error, float((whole - expected).abs().max() / expected.abs().max()))
+        error = max(error, float((whole - expected).detach().abs().max() / expected.abs().max()))
     errors = torch.tensor(error)
     dist.all_reduce(errors, dist.ReduceOp.MAX)
     return {"error": float(errors)}
@@ -61,23 +62,25 @@ def planted_faults() -> dict[str, bool]:
     """Faults that the self-check must find: name -> found."""
     found = {}
     for name, case in (
-        ("a gradient that is not summed", Case(layout="dpr2 tp4")),
+        ("gradients off by a thousandth", Case(layout="dpr8")),
+        ("gradients not averaged", Case(layout="dpr8", num_micro_batches=1)),
         ("a recompute that is not there", Case(layout="dpr8", recompute={"full": 1})),
         ("other ranks", Case(layout="pp2 tp4 sched=1f1b")),
         ("parameters kept", Case(layout="dps8 zero3")),
     ):
         module = Decoder(case.model, seed=1)
         reference = copy.deepcopy(module)
-        parallel = executor.apply(case.decision, module)
-        if name == "a gradient that is not summed":
+        parallel = executor.apply(case.plan, module)
+        if name == "gradients off by a thousandth":
             parallel.stages[0].get_submodule("layers.1.mlp_norm").weight.register_hook(lambda g: g * 1.001)
+        elif name == "gradients not averaged":
+            parallel.modules = parallel.stages
         else:
-            wrong = {
+            parallel.decision = {
                 "a recompute that is not there": Case(layout="dpr8", recompute={"selective": 1}),
                 "other ranks": Case(layout="pp2 tp4 sched=1f1b", order=("pp", "tp")),
                 "parameters kept": Case(layout="dps8 zero2"),
-            }[name]
-            parallel.decision = wrong.decision
+            }[name].decision
         found[name] = not selfcheck(parallel, reference).ok
     return found
 
@@ -87,12 +90,12 @@ def refusals() -> dict[str, str]:
     found = {}
     module = Decoder(Case(layout="dpr8").model, seed=dist.get_rank())
     attempts = {
-        "different weights": lambda: executor.apply(Case(layout="dpr8").decision, module),
-        "other number of ranks": lambda: executor.apply(Case(layout="dpr4").decision, Decoder(CASES[0].model)),
-        "batch": lambda: executor.apply(Case(layout="dpr8").decision, Decoder(CASES[0].model)).step(
+        "different weights": lambda: executor.apply(Case(layout="dpr8").plan, module),
+        "other number of ranks": lambda: executor.apply(Case(layout="dpr4").plan, Decoder(CASES[0].model)),
+        "batch": lambda: executor.apply(Case(layout="dpr8").plan, Decoder(CASES[0].model)).step(
             torch.zeros(5, SEQ, dtype=torch.long)
         ),
-        "sequence": lambda: executor.apply(Case(layout="dpr2 tp4").decision, Decoder(CASES[0].model)).step(
+        "sequence": lambda: executor.apply(Case(layout="dpr2 tp4").plan, Decoder(CASES[0].model)).step(
             torch.zeros(4, 15, dtype=torch.long)
         ),
     }
@@ -113,8 +116,8 @@ def transformers_llama() -> dict[str, dict[str, object]]:
     found = {}
     for case, tied in (
         (Case(layout="pp2 dps2 tp2 zero3 sched=1f1b", recompute={"selective": 2}), False),
-        (Case(layout="pp2 vpp2 dpr2 tp2 sched=interleaved"), True),
-        (Case(layout="dpr2 dps4 zero2", recompute={"full": 4}), True),
+        (Case(layout="pp2 vpp2 dpr2 tp2 sched=interleaved", model=replace(MODEL, tie_embeddings=True)), True),
+        (Case(layout="dpr2 dps4 zero2", recompute={"full": 4}), False),
     ):
         torch.manual_seed(0)
         model = LlamaForCausalLM(
@@ -130,7 +133,7 @@ def transformers_llama() -> dict[str, dict[str, object]]:
             )
         )
         reference = copy.deepcopy(model)
-        result = selfcheck(executor.apply(case.decision, model), reference)
+        result = selfcheck(executor.apply(case.plan, model), reference)
         found[case.layout] = {"ok": result.ok, "text": str(result)}
     return found
 

@@ -1,8 +1,26 @@
 """Every kind of layout that a planner may emit for 8 ranks, as decisions: the table of the equivalence test."""
 
+import itertools
 from dataclasses import dataclass, field
 
-from cost_models.records import Decision, Model, Ranks, Stage, Workload, parse_layout
+from cost_models.records import (
+    Cluster,
+    Decision,
+    Device,
+    Link,
+    Model,
+    NodeKind,
+    Plan,
+    PlanRequest,
+    Pool,
+    Precision,
+    Provenance,
+    Ranks,
+    Stage,
+    Workload,
+    parse_layout,
+)
+from planner.readers.runtimes import read_runtime
 
 MODEL = Model(name="small", num_layers=4, hidden=32, ffn=48, heads=8, kv_heads=4, head_dim=8, vocab=131)
 """An odd vocabulary, so that its shards are uneven; grouped queries; hidden ≠ heads · head_dim."""
@@ -21,6 +39,29 @@ TIED = Model(
     linear_bias=True,
 )
 """One weight at both ends, a plain MLP, and biases."""
+CLUSTER = Cluster(
+    name="this-machine",
+    pools=(
+        Pool(
+            num_nodes=1,
+            kind=NodeKind(
+                name="host",
+                device=Device(
+                    name="cpu",
+                    family="cpu",
+                    memory_bytes=2**30,
+                    memory_bandwidth_bytes_per_s=1e10,
+                    peak_flops_per_s={"fp32": 1e11},
+                    matmul_flops_per_s={"fp32": 1e11},
+                ),
+                gpus_per_node=8,
+                intra=Link(name="loopback", bandwidth_bytes_per_s=1e9),
+                nic=Link(name="loopback", bandwidth_bytes_per_s=1e9),
+                num_nics=1,
+            ),
+        ),
+    ),
+)
 SEQ = 16
 ORDER = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
 
@@ -42,7 +83,7 @@ class Case:
         return Decision(
             runtime="torch",
             layout=layout,
-            workload=Workload(seq=SEQ, gbs=layout.dp * layout.mbs * self.num_micro_batches, precision="fp32"),
+            workload=Workload(seq=SEQ, gbs=layout.dp * layout.mbs * self.num_micro_batches, precision=Precision.FP32),
             num_micro_batches=self.num_micro_batches,
             stages=tuple(
                 Stage(virtual=i, device=i % layout.pp, blocks=b, recompute=self.recompute) for i, b in enumerate(blocks)
@@ -51,10 +92,25 @@ class Case:
             collectives={},
         )
 
+    @property
+    def plan(self) -> Plan:
+        decision = self.decision
+        return Plan(
+            request=PlanRequest(
+                model=self.model, cluster=CLUSTER, workload=decision.workload, runtime=read_runtime("torch")
+            ),
+            decision=decision,
+            predicted=None,
+            certificate=None,
+            provenance=Provenance(
+                decision_sha256=decision.sha256, meshwright_version="0", calibration="none", versions={}
+            ),
+        )
+
 
 def even_blocks(num_blocks: int, num_stages: int) -> tuple[tuple[int, int], ...]:
     cuts = [round(stage * num_blocks / num_stages) for stage in range(num_stages + 1)]
-    return tuple((first, last - 1) for first, last in zip(cuts[:-1], cuts[1:], strict=True))
+    return tuple((first, last - 1) for first, last in itertools.pairwise(cuts))
 
 
 UNEVEN4 = ((0, 0), (1, 1), (2, 4), (5, 5))

@@ -1,0 +1,69 @@
+"""Loss and every gradient of every kind of layout equal one process's: 8 gloo ranks, one launch for all layouts."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from executor.launch import launch
+from tests.processes.layouts import CASES, TRAINED
+
+TOLERANCE = 1e-5
+"""Relative; the promise of the executor."""
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
+    folder = tmp_path_factory.mktemp("equivalence")
+    ended = launch(
+        ["-m", "tests.processes.equivalence_ranks", str(folder / "found.json")],
+        num_ranks=8,
+        timeout_s=360,
+        log_dir=folder / "logs",
+    )
+    assert ended.ok, "\n".join((ended.reason, *ended.error_lines))
+    return json.loads(Path(folder, "found.json").read_text())
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=[f"{i}-{c.layout}" for i, c in enumerate(CASES)])
+def test_loss_and_gradients_are_those_of_one_process(found: dict[str, dict], number: int) -> None:
+    result = found[f"check/{number}"]
+    assert result["ok"], result["text"]
+    assert result["loss"] <= TOLERANCE
+    assert result["gradient"] <= TOLERANCE
+
+
+@pytest.mark.parametrize("number", range(len(TRAINED)), ids=[c.layout for c in TRAINED])
+def test_steps_with_clipping_follow_one_process(found: dict[str, dict], number: int) -> None:
+    assert found[f"train/{number}"]["error"] <= TOLERANCE
+
+
+def test_selfcheck_finds_planted_faults(found: dict[str, dict]) -> None:
+    assert all(found["planted_faults"].values()), found["planted_faults"]
+
+
+def test_an_unmodified_transformers_llama(found: dict[str, dict]) -> None:
+    if not found["transformers_llama"]:
+        pytest.skip("transformers is not installed")
+    assert len(found["transformers_llama"]) == 3
+    for result in found["transformers_llama"].values():
+        assert result["ok"], result["text"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("different weights", "differ between ranks: seed before the model is built"),
+        ("other number of ranks", "the plan is for 4 ranks .* but 8 were started; start 4"),
+        ("batch", r"a batch of 5 sequences; legal: 16 \(the global batch\) or 2"),
+        ("sequence", "seq=15 is not divisible by tp=4"),
+    ],
+)
+def test_errors_that_need_ranks(found: dict[str, dict], name: str, words: str) -> None:
+    import re
+
+    assert re.search(words, found["refusals"][name])
