@@ -19,6 +19,7 @@ def progress(text: str) -> None:
 def plan(arguments: argparse.Namespace) -> Outcome:
     """Choose the layout, prove it, print it as an argument."""
     from planner.plan import make_plan
+
     from planner.readers.requests import complete, read_request
     from planner.report.plan_text import plan_text
 
@@ -40,6 +41,7 @@ def plan(arguments: argparse.Namespace) -> Outcome:
 def predict(arguments: argparse.Namespace) -> Outcome:
     """Step time, throughput and memory of one layout, or of a plan."""
     from planner.plan import decision_of_layout, problem_of
+
     from planner.predict import predict as predict_decision
     from planner.readers.requests import complete, read_request
     from planner.report.predict_text import predict_text
@@ -66,6 +68,7 @@ def predict(arguments: argparse.Namespace) -> Outcome:
 def check(arguments: argparse.Namespace) -> Outcome:
     """Laws, memory and speed of a layout that somebody runs."""
     from planner.advice import advise
+
     from planner.report.check_text import check_text
 
     document = advise(_document(arguments))
@@ -77,6 +80,7 @@ def check(arguments: argparse.Namespace) -> Outcome:
 def explain(arguments: argparse.Namespace) -> Outcome:
     """Why not another layout; two plans side by side; the proof; the plan itself."""
     from planner.explain import against, certificate, why_not
+
     from planner.report.explain_text import against_text, certificate_text, why_not_text
     from planner.report.plan_text import plan_text
 
@@ -121,8 +125,8 @@ def profile(arguments: argparse.Namespace) -> Outcome:
 
 def probe(arguments: argparse.Namespace) -> Outcome:
     """A cluster; without one the links between ranks on this machine."""
-    from planner.report.profile_text import measurements_text
     from planner.report.probe_text import probe_text
+    from planner.report.profile_text import measurements_text
 
     if arguments.cluster is None:
         from planner.profiling.session import probe_links
@@ -168,7 +172,7 @@ def demo(arguments: argparse.Namespace) -> Outcome:
     return whole_job(Path(arguments.out), progress)
 
 
-def help(arguments: argparse.Namespace) -> Outcome:  # noqa: A001 - the verb's name
+def help(arguments: argparse.Namespace) -> Outcome:
     """One topic in full."""
     from planner.report.help_text import TOPICS, topic_text
 
