@@ -4,10 +4,10 @@ A layer whose tensors are next to nothing takes what the host takes for it. Two 
 what does not grow with the depth is left out.
 
 Keys: `dispatch/<axis>/<ranks>/layer`, seconds of a layer and micro-batch, forward and backward; axis plain (gradients
-synchronised once a step), fsdp (gathered at each use), tp (sequence parallel). And `context/<ranks>`: the memory of the
-first such run, that is of torch itself once it trains.
+synchronised once a step), fsdp (gathered at each use), tp (sequence parallel).
 """
 
+from dataclasses import replace
 from statistics import median
 
 import torch.distributed as dist
@@ -23,6 +23,7 @@ from cost_models.records import (
     MeasurementKind,
     Model,
     NodeKind,
+    Optimizer,
     Plan,
     PlanRequest,
     Pool,
@@ -43,6 +44,7 @@ NUM_MICRO_BATCHES = 4
 """Each micro-batch pays the same; several, so that the step's own cost weighs less."""
 STEPS = 5
 """Steps that count."""
+FP32_BYTES = 4
 SMALL_HEAD = 8
 """Width of a head, and tokens for each rank: the least that all degrees divide."""
 
@@ -60,8 +62,6 @@ def time_dispatch(runtime: Runtime, settings: Settings) -> tuple[Measurement, ..
         runs = [Run(small_plan(layout, depth, runtime), settings) for depth in DEPTHS]
         for run in runs:
             run.warm_up()
-        if not results:
-            results.append(_context(runs[0], ranks))
         taken = sample(
             {str(depth): run.step for depth, run in zip(DEPTHS, runs, strict=True)},
             Rule(warmup=0, repetitions=STEPS),
@@ -83,9 +83,20 @@ def time_dispatch(runtime: Runtime, settings: Settings) -> tuple[Measurement, ..
     return tuple(results)
 
 
-def _context(run: Run, ranks: int) -> Measurement:
-    """Memory of the first run of a process whose model is next to nothing: what torch itself takes when it trains."""
-    peak = MeasuredMemory(kind=run.memory.kind, peak_bytes=run.memory.peak_bytes())
+def measure_context(model: Model, seq: int, runtime: Runtime, settings: Settings) -> Measurement:
+    """Memory of training that no tensor accounts for: libraries' buffers, threads, code that is paged in at first use.
+
+    One layer of the model's widths is trained for a few steps; what stays afterwards, less its weights and the optimizer's
+    state, is `context/<ranks>`. Called on every rank; the process should not have trained anything before.
+    """
+    ranks = dist.get_world_size()
+    plan = plan_of(replace(model, num_layers=1), normalised(dp=ranks), seq, ranks, runtime)
+    run = Run(plan, settings)
+    run.warm_up()
+    parameters = sum(parameter.numel() for parameter in run.parallel.parameters())
+    states = 2 if plan.decision.workload.optimizer is not Optimizer.SGD else 0
+    left = run.held_bytes - parameters * (1 + states) * FP32_BYTES
+    peak = MeasuredMemory(kind=run.memory.kind, peak_bytes=max(0, left))
     return Measurement(
         kind=MeasurementKind.RUN,
         key=f"context/{ranks}",
@@ -94,7 +105,7 @@ def _context(run: Run, ranks: int) -> Measurement:
         machine=machine(),
         versions=versions(),
         phase="context",
-        note="memory of a run whose model is next to nothing; its seconds say nothing",
+        note="resident memory after a step of one layer, its weights and optimizer state taken off; its seconds say nothing",
     )
 
 
@@ -112,7 +123,13 @@ def small_plan(layout: Layout, depth: int, runtime: Runtime) -> Plan:
         head_dim=SMALL_HEAD,
         vocab=width,
     )
-    workload = Workload(seq=SMALL_HEAD * ranks, gbs=layout.dp * NUM_MICRO_BATCHES, precision=Precision.FP32)
+    return plan_of(model, layout, SMALL_HEAD * ranks, layout.dp * NUM_MICRO_BATCHES, runtime)
+
+
+def plan_of(model: Model, layout: Layout, seq: int, gbs: int, runtime: Runtime) -> Plan:
+    """A plan of one stage that promises nothing: what a measurement runs before anybody can plan."""
+    ranks = layout.world
+    workload = Workload(seq=seq, gbs=gbs, precision=Precision.FP32)
     device = Device(
         name="cpu",
         family="cpu",
@@ -127,8 +144,8 @@ def small_plan(layout: Layout, depth: int, runtime: Runtime) -> Plan:
         runtime=runtime.name,
         layout=layout,
         workload=workload,
-        num_micro_batches=NUM_MICRO_BATCHES,
-        stages=(Stage(virtual=0, device=0, blocks=(0, depth + 1), recompute={"none": depth}),),
+        num_micro_batches=layout.num_micro_batches(gbs),
+        stages=(Stage(virtual=0, device=0, blocks=(0, model.num_layers + 1), recompute={"none": model.num_layers}),),
         ranks=Ranks(order=("tp", "cp", "dp_shard", "dp_replicate", "pp")),
         collectives={},
     )

@@ -45,7 +45,7 @@ from executor.errors import LateRankError, RefusedError, WrongResultError
 from executor.launch import die_with_parent
 from executor.mesh import local_device, naming_the_late, start_process_group
 from executor.parallelize import apply
-from executor.peak import PeakMemory, trim_heap
+from executor.peak import PeakMemory, exact_heap, trim_heap
 from executor.train import _optimizer, _step, random_batch
 from executor.verify import MAX_PARAMETERS, selfcheck
 from planner.profiling.clock import Rule, machine, sample, versions
@@ -93,6 +93,7 @@ class Run:
         self.plan = plan
         self.settings = settings
         self.memory = PeakMemory(local_device())
+        self.held_bytes = 0
         module = build_module(plan, settings)
         compared = settings.check and sum(parameter.numel() for parameter in module.parameters()) <= MAX_PARAMETERS
         reference = copy.deepcopy(module) if compared else None
@@ -118,11 +119,15 @@ class Run:
         )
 
     def warm_up(self) -> None:
-        """The steps that do not count; after them a step is one of many."""
-        trim_heap()
-        self.memory.reset()
-        for _ in range(self.settings.warmup):
-            self.step()
+        """The steps that do not count, with the peak of memory; then one more, so that the heap is as in a long run."""
+        with exact_heap():
+            trim_heap()
+            self.memory.reset()
+            for _ in range(self.settings.warmup):
+                self.step()
+            self._peak_bytes = self.memory.peak_bytes()
+            self.held_bytes = self.memory.held_bytes()
+        self.step()
 
     def count(self, steps: int = 1) -> None:
         """Measure further steps, each from a barrier."""
@@ -140,7 +145,7 @@ class Run:
             stage=self.parallel.mesh.get_local_rank("pp"),
             seconds=tuple(self.seconds),
             phases={name: tuple(values) for name, values in self.phases.items()},
-            peak_bytes=self.memory.peak_bytes(),
+            peak_bytes=self._peak_bytes,
         )
         shares: list[Share | None] = [None] * dist.get_world_size()
         dist.gather_object(own, shares if dist.get_rank() == 0 else None)
@@ -206,7 +211,7 @@ def build_module(plan: Plan, settings: Settings) -> nn.Module:
     except (ImportError, AttributeError) as error:
         raise RefusedError(f"module {settings.module!r} cannot be had ({error}); give package.module:factory") from None
     torch.manual_seed(settings.seed)
-    return build()  # type: ignore[no-any-return]
+    return build()
 
 
 def _machine() -> str:

@@ -1,11 +1,19 @@
-"""The peak of memory of this process, counted as the machine allows."""
+"""The peak of memory of this process, counted as the machine allows.
 
+Resident memory tells what a run needs only while the C library hands freed blocks back at once: glibc keeps those below a
+threshold that it raises up to 32 MiB by itself, and a peak then holds a quarter more than was ever in use (measured: 362
+against 291 MiB). `exact_heap` pins the threshold while memory is measured; no step is timed meanwhile, for it costs time.
+"""
+
+import ctypes
 import gc
 import os
 import platform
 import resource
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -14,6 +22,28 @@ from cost_models.records import MemoryKind
 
 SAMPLING_S = 0.005
 """Between two looks at the memory where the system keeps no resettable peak."""
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Parameters of mallopt(3)."""
+EXACT_THRESHOLD_BYTES = 64 * 1024
+"""Blocks from this size are mapped, and unmapped when freed: every tensor of note."""
+CACHING_THRESHOLD_BYTES = 32 << 20
+"""Where glibc's own adaptation ends on 64-bit machines (mallopt(3), M_MMAP_THRESHOLD)."""
+
+
+@contextmanager
+def exact_heap() -> Iterator[None]:
+    """Freed blocks go back to the system at once; afterwards the heap keeps them, as glibc does in a long run."""
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None) if platform.system() == "Linux" else None
+    if set_option is None:
+        yield
+        return
+    set_option(M_MMAP_THRESHOLD, EXACT_THRESHOLD_BYTES)
+    try:
+        yield
+    finally:
+        set_option(M_MMAP_THRESHOLD, CACHING_THRESHOLD_BYTES)
+        set_option(M_TRIM_THRESHOLD, 2 * CACHING_THRESHOLD_BYTES)
 
 
 class PeakMemory:
@@ -36,6 +66,13 @@ class PeakMemory:
             torch.cuda.reset_peak_memory_stats(self.device)
         elif not _reset_high_water():
             self._sampler = _Sampler()
+
+    def held_bytes(self) -> int:
+        """What is in use now, on the same count."""
+        if self.device.type == "cuda":
+            return int(torch.cuda.memory_allocated(self.device))
+        trim_heap()
+        return max(0, resident_bytes() - self._base_bytes)
 
     def peak_bytes(self) -> int:
         """The peak since `reset`."""
@@ -87,8 +124,6 @@ def trim_heap() -> None:
     """Give freed memory back to the system where the C library can: else a built and freed model would count."""
     gc.collect()
     if platform.system() == "Linux":
-        import ctypes
-
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)

@@ -3,10 +3,13 @@
 import json
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
-from cost_models.records import Measurements, from_json, save
-from executor.dispatch import time_dispatch
+import torch
+
+from cost_models.records import Measurements, Model, from_json, save
+from executor.dispatch import measure_context, time_dispatch
 from executor.measure import Settings
 from planner.profiling.ranks import joined, say
 from planner.profiling.session import Request, gathered, measured_here
@@ -16,12 +19,27 @@ LAYER = "executor.decoder:Layer"
 """The layer that will run is the layer that is timed."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """The file bench.json of a folder."""
+
+    session: Request
+    """Operations and links."""
+    model: Model
+    """What will be planned."""
+    seq: int
+    """Tokens of its sequences."""
+
+
 def main(folder: Path) -> None:
-    """Reads request.json; rank 0 leaves measurements.json."""
-    request = from_json(Request, json.loads((folder / "request.json").read_text(encoding="utf-8")))
+    """Reads bench.json; rank 0 leaves measurements.json."""
+    job = from_json(Job, json.loads((folder / "bench.json").read_text(encoding="utf-8")))
+    request, settings = job.session, Settings(check=False, timeout_s=job.session.timeout_s)
     with joined(backend="gloo", timeout_s=request.timeout_s) as (rank, ranks):
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         say(rank, "timing what DTensor and FSDP cost a layer")
-        own = [*time_dispatch(read_runtime("torch"), Settings(check=False, timeout_s=request.timeout_s))]
+        runtime = read_runtime("torch")
+        own = [measure_context(job.model, job.seq, runtime, settings), *time_dispatch(runtime, settings)]
         own += measured_here(request, rank, ranks)
         results = gathered(own, rank, ranks)
     if os.environ["RANK"] == "0":

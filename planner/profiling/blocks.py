@@ -8,7 +8,7 @@ Keys, and what their seconds hold:
     head/<precision>/BxSxHIDDENxVOCAB/forward|backward  norm, head and mean loss
     embedding/<precision>/BxSxHIDDENxVOCAB/forward|backward       the look-up
     memory_bound/<precision>/BYTES                      an element-wise sum of two tensors into a third, BYTES in all
-    optimizer/<name>/PARAMS                             one update of PARAMS fp32 parameters
+    optimizer/<name>/PARAMS                             gradients clipped, and one update of PARAMS fp32 parameters
     launch/<precision>                                  one element-wise operation on four elements, its graph included
 
 All processes time the same key at the same moment, from a barrier to a common duration, so that each finds cores, caches
@@ -28,6 +28,8 @@ from planner.profiling.clock import Rule, machine, sample, sample_length_s, vers
 if TYPE_CHECKING:
     import torch
 
+MEMORY_BOUND_BYTES = 48 << 20
+"""Three tensors of 16 MiB: more than the caches of a core hold, as the tensors of a step together are."""
 KEY_BUDGET_S = 0.12
 """Seconds for a key on each process: four samples of the length that a shared core needs."""
 PASSES = 3
@@ -68,14 +70,10 @@ def keys_of(model: Model, workload: Workload, shapes: Shapes) -> tuple[str, ...]
                     keys["matmul/{}/{}x{}x{}".format(precision, *m_n_k)] = None
             keys |= dict.fromkeys(_attention_keys(model, workload, tp, mbs))
             keys |= dict.fromkeys(block_keys(model, workload, tp, mbs))
-            keys[f"memory_bound/{precision}/{3 * tokens * model.hidden * _dtype_bytes(precision)}"] = None
+    keys[f"memory_bound/{precision}/{MEMORY_BOUND_BYTES}"] = None
     keys[f"optimizer/{workload.optimizer.value}/{model.num_params}"] = None
     keys[f"launch/{precision}"] = None
     return tuple(keys)
-
-
-def _dtype_bytes(precision: str) -> int:
-    return 4 if precision == "fp32" else 2
 
 
 def _attention_keys(model: Model, workload: Workload, tp: int, mbs: int) -> tuple[str, ...]:
@@ -349,7 +347,13 @@ def _optimizer(parts: list[str], bench: Bench) -> tuple[Call, int | None]:
     parameters = [torch.nn.Parameter(torch.zeros(piece, device=bench.device)) for piece in pieces]
     for parameter in parameters:
         parameter.grad = torch.full_like(parameter, 1e-3)
-    return kinds[name](parameters, lr=1e-4).step, None
+    optimizer = kinds[name](parameters, lr=1e-4)
+
+    def update() -> None:
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+
+    return update, None
 
 
 _OPTIMIZER_PIECE = 1 << 16

@@ -129,10 +129,13 @@ def _collective(name: str, size_bytes: int, group: Group, device: str) -> Call:
     whole = torch.ones(count + -count % parts, device=device)
     part = torch.ones(len(whole) // parts, device=device)
     handle = group.handle
+    # torch 2.13 renamed both, and warns at the old names
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     known: dict[str, Call] = {
         "all_reduce": lambda: dist.all_reduce(whole, group=handle),
-        "all_gather": lambda: dist.all_gather_into_tensor(whole, part, group=handle),
-        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole, group=handle),
+        "all_gather": lambda: gather(whole, part, group=handle),
+        "reduce_scatter": lambda: scatter(part, whole, group=handle),
         "broadcast": lambda: dist.broadcast(whole, group.ranks[0], group=handle),
     }
     if name not in known:
