@@ -7,8 +7,9 @@ Bytes that stay (states, gathered copies, working sets, communication buffers, c
                dp_shard·cp. In a pipeline some runtimes keep gradients whole and parameters gathered until the last
                micro-batch, whatever ZeRO says (runtime.unsharded_gradients_with_pp).
   gathered     zero 3: the unit at work and the next one; gather=micro: every parameter of the stage
-  activations  of a layer: residual·T·h/parts + wide·T·(2q + 2kv + (1+gate)·ffn)/tp + score·mbs·s²·heads/tp, the last only
-               where attention is not fused (Korthikanti 2022, equations 1 to 4, regrouped)
+  activations  of a layer: residual·T·h/parts + gathered·T·h + attention·T·(2q + 2kv)/tp + mlp·T·(1+gate)·ffn/tp
+               + score·mbs·s²·heads/tp, the last only where attention is not fused (Korthikanti 2022, equations 1 to 4,
+               regrouped); gathered: what a runtime keeps whole on every tensor-parallel rank
   logits       saved and working bytes per logit of the rank's part of the vocabulary
 """
 
@@ -102,6 +103,7 @@ def local_params(model: Model, part: Share) -> LocalParams:
 def layer_activation_bytes(problem: Problem, part: Share, kind: str) -> FloatArray:
     """Bytes that one layer keeps of one micro-batch under a kind of recompute, on one rank."""
     model, name = problem.model, problem.runtime.name
+    family = problem.cluster.pools[0].kind.device.family
     scale = element_bytes(problem.workload.precision) / 2
     residual = part.tokens * model.hidden / part.sequence_parts
     if kind == "full":
@@ -111,12 +113,16 @@ def layer_activation_bytes(problem: Problem, part: Share, kind: str) -> FloatArr
         # its input, and what the products and the attention put out (executor/sharding/recompute.py)
         outputs = 2 * part.queries + 2 * part.keys_values + (1 + gate) * part.ffn
         return np.asarray(2.0 * scale * (2 * residual + part.tokens * outputs))
-    wide = 2 * part.queries + 2 * part.keys_values + (1 + gate) * part.ffn
     gathered = np.where(part.tp > 1, part.tokens * model.hidden, residual)
-    kept = (
-        value(problem.calibration, "memory.activation.residual_bytes", name) * residual
-        + value_or(0.0, problem.calibration, "memory.activation.gathered_bytes", name) * gathered
-        + value(problem.calibration, "memory.activation.wide_bytes", name) * part.tokens * wide
+    attention = part.tokens * (2 * part.queries + 2 * part.keys_values)
+    kept = sum(
+        value_or(0.0, problem.calibration, f"memory.activation.{what}_bytes", family, name) * elements
+        for what, elements in (
+            ("residual", residual),
+            ("gathered", gathered),
+            ("attention", attention),
+            ("mlp", part.tokens * (1 + gate) * part.ffn),
+        )
     )
     scores = np.zeros_like(part.tokens)
     if kind != "selective" and find(problem.calibration, "attention.score_bytes", name) is not None:
@@ -128,10 +134,10 @@ def layer_activation_bytes(problem: Problem, part: Share, kind: str) -> FloatArr
 
 def logit_bytes(problem: Problem, part: Share) -> tuple[FloatArray, FloatArray]:
     """(saved per micro-batch in flight, working) bytes of logits and loss."""
-    precision = problem.workload.precision.value
+    which = (problem.runtime.name, problem.workload.precision.value)
     logits = part.tokens * part.vocab
-    saved = value(problem.calibration, "memory.logits.saved_bytes", precision)
-    working = value(problem.calibration, "memory.logits.working_bytes", precision)
+    saved = value(problem.calibration, "memory.logits.saved_bytes", *which)
+    working = value(problem.calibration, "memory.logits.working_bytes", *which)
     return saved * logits, working * logits
 
 

@@ -140,7 +140,7 @@ def _slope(configured: Sequence[Configuration], moved: Calibration, residual: np
     """Derivative of the errors to the logarithm of one coefficient; 0 where its qualifiers name another machine."""
     concerned = np.array([_concerns(name, run) for run, _ in configured])
     slope = np.zeros(len(configured))
-    chosen = [configured[place] for place in np.flatnonzero(concerned)]
+    chosen = [one for one, wanted in zip(configured, concerned, strict=True) if wanted]
     if chosen:
         slope[concerned] = (errors(chosen, moved) - residual[concerned]) / STEP
     return slope

@@ -149,12 +149,26 @@ def test_activations_of_a_layer_in_closed_form() -> None:
     cells = Cells.of([normalised(dp=4, tp=2, mbs=3)])
     part = share(whole, cells)
     tokens = 3 * 2048
-    width = 2 * 16 * 128 + 2 * 8 * 128 + 2 * 5632
-    residual = value(whole.calibration, "memory.activation.residual_bytes", "megatron")
-    wide = value(whole.calibration, "memory.activation.wide_bytes", "megatron")
-    expected = residual * tokens * 2048 / 2 + wide * tokens * width / 2
+    found = {
+        what: value(whole.calibration, f"memory.activation.{what}_bytes", "megatron")
+        for what in ("residual", "attention", "mlp")
+    }
+    per_token = found["residual"] * 2048 + found["attention"] * (2 * 16 + 2 * 8) * 128 + found["mlp"] * 2 * 5632
+    expected = tokens * per_token / 2
     assert memory.layer_activation_bytes(whole, part, "none") == pytest.approx([expected])
     assert memory.layer_activation_bytes(whole, part, "full") == pytest.approx([2 * tokens * 2048 / 2])
+
+
+@pytest.mark.parametrize("kv_heads", [4, 8])
+def test_a_torch_layer_on_a_cpu_keeps_what_autograd_was_seen_to_keep(kv_heads: int) -> None:
+    """torch 2.13, fp32, one layer of our decoder, saved_tensors_hooks: elements a token without the rotary tables."""
+    seen = {4: 6 * 512 + 2 * 512 + 2 * 256 + 4 * 1408, 8: 6 * 512 + 2 * 512 + 2 * 512 + 4 * 1408}
+    model = replace(MODEL, hidden=512, ffn=1408, heads=8, kv_heads=kv_heads, head_dim=64)
+    kind = replace(NODE, device=CPU)
+    workload = Workload(seq=256, gbs=8, precision=Precision.FP32)
+    whole = problem(model=model, cluster=cluster(1, kind), workload=workload)
+    kept = memory.layer_activation_bytes(whole, share(whole, Cells.of([normalised(dp=4, mbs=2)])), "none")
+    assert kept == pytest.approx([4.0 * 2 * 256 * seen[kv_heads]])
 
 
 def test_recompute_keeps_less_and_unfused_attention_keeps_scores() -> None:
