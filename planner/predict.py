@@ -46,7 +46,7 @@ def simulated(problem: Problem, decision: Decision) -> Simulated:
     )
 
     def by_device(tail_s: np.ndarray) -> np.ndarray:
-        return tail_s.reshape(layout.vpp, layout.pp).sum(axis=0)
+        return np.asarray(tail_s.reshape(layout.vpp, layout.pp).sum(axis=0))
 
     parts = StageParts(
         forward_compute_s=prices.forward_compute_s,

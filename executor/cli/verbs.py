@@ -119,7 +119,7 @@ def profile(arguments: argparse.Namespace) -> Outcome:
         return Outcome(document=to_json(taken), text=lambda: measurements_text(taken))
     if arguments.out:
         save(model, arguments.out)
-    document = model_document(model, arguments.seq)
+    document = model_document(model, arguments.seq or 4096)
     return Outcome(document=document, text=lambda: profile_text(document))
 
 
