@@ -130,7 +130,8 @@ def initialise(module: nn.Module, seed: int) -> None:
     """Matrices ~ N(0, INIT_STD²), each from its own generator, seeded by `seed` and the name; biases 0, norms 1."""
     for name, parameter in module.named_parameters():
         if parameter.dim() > 1:
-            generator = torch.Generator().manual_seed(((seed & 0x7FFFFFFF) << 32) | zlib.crc32(name.encode()))
+            # torch's CPU generator reads 32 bits of a seed, so seed and name are mixed into as many.
+            generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{name}".encode()))
             parameter.normal_(0.0, INIT_STD, generator=generator)
         else:
             parameter.fill_(0.0 if name.endswith("bias") else 1.0)

@@ -170,9 +170,10 @@ def rank_tensor(decision: Decision) -> torch.Tensor:
     degrees = {axis: getattr(layout, axis) for axis in AXES}
     order = [axis for axis in ranks.order if axis in degrees]
     absent = [axis for axis, degree in degrees.items() if axis not in order]
-    if any(degrees[axis] > 1 for axis in absent):
+    homeless = [axis for axis in absent if degrees[axis] > 1]
+    if homeless:
         raise RefusedError(
-            f"ranks.order = {list(ranks.order)} does not name {absent}; every axis of degree above 1 has a place in it"
+            f"ranks.order = {list(ranks.order)} does not name {homeless}; every axis of degree above 1 has a place in it"
         )
     outermost_first = absent + order[::-1]
     flat = torch.tensor(ranks.permutation if ranks.permutation is not None else range(layout.world))
