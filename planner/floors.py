@@ -2,23 +2,26 @@
 
 Without them a cell that fits only with heavy recompute looks as fast as one that fits with none, and is opened for nothing.
 
-Let a layer take t0 seconds and keep a0 bytes of a micro-batch under its fastest kind of recompute, and let ρ be the most bytes
-that any kind saves for a second of its extra time. Over some devices with M bytes each, holding W bytes whatever is in flight
-and Q·a0 of activations (Q: layers x micro-batches in flight, at least), the plan must save W + Q a0 - ΣM; a second of extra
-time saves at most q ρ, q being the most micro-batches in flight. So the extra time is at least (W + Q a0 - ΣM) / (q ρ), and
-nothing fits where even the thriftiest kind leaves W + Q a_min > ΣM.
+Let a layer take t0 seconds and keep a0 bytes of a micro-batch under its fastest kind of recompute. The other kinds save bytes
+for seconds; of mixtures the best lie on the upper hull of (seconds, bytes), whose segments have falling rates ρ. With q
+micro-batches in flight a segment saves q ρ bytes a second.
 
-    v = 1    all devices together: Q from putting as many layers as the load allows on the last stages, where q is least
-    v > 1    the first device alone, which has the most in flight: chunks are equal, so its layers are known
+    v = 1    All devices together: they must save W + Q a0 - Σ M, where W is what they hold whatever is in flight, and Q the
+             least Σ over layers of micro-batches in flight: as many layers as the load allows on the last stages, where q is
+             least. A second of extra time saves at most q ρ for the largest q and ρ.
+    v > 1    The first device alone, which has the most in flight: chunks are equal, so its layers are known. For each of its
+             in-flight vectors the segments of its chunks are taken by falling q ρ until enough is saved: the fractional
+             knapsack, a lower bound on any mixture of whole layers.
+Where even the thriftiest kind saves too little, nothing fits.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from cost_models.problem import IntArray
 from cost_models.records import Schedule
-from cost_models.schedules import FloatArray, micro_batches_per_round
+from cost_models.schedules import FloatArray, Pipeline, max_in_flight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -46,61 +49,116 @@ class CellMemory:
     """M of one device."""
 
 
-def in_flight_of_first(pp: IntArray, vpp: IntArray, num_micro_batches: IntArray, schedule: np.ndarray) -> IntArray:
-    """(n,) micro-batches in flight on the first device at its peak, summed over its virtual stages: forwards ahead, and one."""
-    per_round = np.array(
-        [micro_batches_per_round(p, m) for p, m in zip(pp.tolist(), num_micro_batches.tolist(), strict=True)]
-    )
-    ahead = np.where(schedule == Schedule.INTERLEAVED, (vpp - 1) * per_round + 2 * (pp - 1), pp - 1)
-    everything = vpp * num_micro_batches
-    return np.asarray(np.where(schedule == Schedule.GPIPE, everything, np.minimum(ahead + 1, everything)))
+def vectors_of(pipeline: Pipeline) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """`max_in_flight`, from fewer micro-batches where more change nothing.
+
+    Interleaved with rounds of pp micro-batches: the warm-up takes less than v + 1 rounds of forwards, then one forward and one
+    backward in turn repeat with the period of one round through all chunks; four rounds hold the warm-up and a period.
+    """
+    pp, num_micro = pipeline.num_devices, pipeline.num_micro_batches
+    if pipeline.schedule is Schedule.INTERLEAVED and num_micro % pp == 0:
+        pipeline = replace(pipeline, num_micro_batches=min(num_micro, 4 * pp))
+    return max_in_flight(pipeline)
 
 
-def extra_seconds(cells: CellMemory, most_layers: FloatArray) -> tuple[FloatArray, FloatArray]:
+def extra_seconds(cells: CellMemory, most_layers: FloatArray, wanted: np.ndarray) -> tuple[FloatArray, FloatArray]:
     """(n,) seconds per micro-batch of recompute that every plan pays: over all devices, and on the first device alone.
 
-    most_layers: (n,) layers that one device may hold. Infinite where nothing fits.
+    most_layers: (n,) layers that one device may hold; wanted: (n,) the cells to look at, 0 for the others. Infinite where
+    nothing fits.
     """
-    fastest = np.lexsort((cells.layer_activation_bytes, cells.layer_s), axis=-1)[:, :1]
-    t0 = np.take_along_axis(cells.layer_s, fastest, axis=1)
-    a0 = np.take_along_axis(cells.layer_activation_bytes, fastest, axis=1)
-    slower_s, saved = cells.layer_s - t0, a0 - cells.layer_activation_bytes
-    with np.errstate(divide="ignore", invalid="ignore"):
-        rate = np.where((saved > 0) & (slower_s > 0), saved / slower_s, 0.0).max(axis=1)
-    rate = np.where(((saved > 0) & (slower_s <= 0)).any(axis=1), np.inf, rate)
-    kept, least = a0[:, 0], cells.layer_activation_bytes.min(axis=1)
-    first = in_flight_of_first(cells.pp, cells.vpp, cells.num_micro_batches, cells.schedule)
-    chunked = cells.vpp > 1
-    layers_first = cells.num_layers / cells.pp
-    held = np.where(
-        chunked,
-        cells.layer_state_bytes * layers_first + cells.first_state_bytes + cells.device_bytes - cells.limit_bytes,
-        cells.layer_state_bytes * cells.num_layers
-        + cells.other_bytes
-        + cells.pp * (cells.device_bytes - cells.limit_bytes),
+    seconds, saved = _hull(cells)
+    total, first = np.zeros(len(cells.pp)), np.zeros(len(cells.pp))
+    plain = np.flatnonzero(wanted & (cells.vpp == 1))
+    total[plain] = _together(cells, most_layers, seconds, saved, plain)
+    alone = plain[cells.pp[plain] == 1]
+    first[alone] = total[alone]
+    groups: dict[tuple[int, int, int], list[int]] = {}
+    for index in np.flatnonzero(wanted & (cells.vpp > 1)).tolist():
+        pp, num_micro = int(cells.pp[index]), int(cells.num_micro_batches[index])
+        rounds = min(num_micro, 4 * pp) if num_micro % pp == 0 else num_micro
+        groups.setdefault((pp, int(cells.vpp[index]), rounds), []).append(index)
+    for (pp, vpp, num_micro), members in groups.items():
+        pipeline = Pipeline(
+            schedule=Schedule.INTERLEAVED, num_devices=pp, num_virtual_per_device=vpp, num_micro_batches=num_micro
+        )
+        here = np.array(members)
+        vectors = np.array(vectors_of(pipeline)[0], dtype=np.float64)
+        first[here] = total[here] = _first_device(cells, vectors, seconds[here], saved[here], here)
+    return total, first
+
+
+def _fastest(cells: CellMemory) -> tuple[FloatArray, FloatArray]:
+    """(n,) seconds and bytes of a layer under its fastest kind; of equally fast kinds the thriftiest."""
+    place = np.lexsort((cells.layer_activation_bytes, cells.layer_s), axis=-1)[:, :1]
+    return (
+        np.take_along_axis(cells.layer_s, place, axis=1)[:, 0],
+        np.take_along_axis(cells.layer_activation_bytes, place, axis=1)[:, 0],
     )
-    flights = np.where(
-        chunked, first * (layers_first / cells.vpp), _least_flights(cells, np.maximum(np.floor(most_layers), 0.0))
-    )
-    most_alive = _most_alive(cells, first)
+
+
+def _hull(cells: CellMemory) -> tuple[FloatArray, FloatArray]:
+    """(n, R-1) seconds and bytes saved of the hull's segments of one layer, by falling rate; zeros where there are fewer."""
+    at_s, at_bytes = _fastest(cells)
+    slower_s, saved = cells.layer_s - at_s[:, None], at_bytes[:, None] - cells.layer_activation_bytes
+    here_s, here_bytes = np.zeros(len(at_s)), np.zeros(len(at_s))
+    segments_s, segments_bytes = [], []
+    for _ in range(cells.layer_s.shape[1] - 1):
+        more_s, more_bytes = slower_s - here_s[:, None], saved - here_bytes[:, None]
+        useful = (more_s > 0) & (more_bytes > 0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            rate = np.where(useful, more_bytes / more_s, -1.0)
+        best = rate.argmax(axis=1)[:, None]
+        any_left = np.take_along_axis(useful, best, axis=1)[:, 0]
+        step_s = np.where(any_left, np.take_along_axis(more_s, best, axis=1)[:, 0], 0.0)
+        step_bytes = np.where(any_left, np.take_along_axis(more_bytes, best, axis=1)[:, 0], 0.0)
+        here_s, here_bytes = here_s + step_s, here_bytes + step_bytes
+        segments_s.append(step_s)
+        segments_bytes.append(step_bytes)
+    if not segments_s:
+        return np.zeros((len(at_s), 1)), np.zeros((len(at_s), 1))
+    return np.stack(segments_s, axis=1), np.stack(segments_bytes, axis=1)
+
+
+def _together(
+    cells: CellMemory, most_layers: FloatArray, seconds: FloatArray, saved: FloatArray, where: IntArray
+) -> FloatArray:
+    """v = 1: extra seconds over all devices of the cells `where`."""
+    pp, num_micro = cells.pp[where], cells.num_micro_batches[where]
+    flights = _least_flights(cells, np.maximum(np.floor(most_layers), 0.0))[where]
+    held = cells.layer_state_bytes[where] * cells.num_layers + cells.other_bytes[where]
+    held = held + pp * (cells.device_bytes[where] - cells.limit_bytes)
+    needed = held + flights * _fastest(cells)[1][where]
+    alive = np.where(cells.schedule[where] == Schedule.GPIPE, num_micro, np.minimum(pp, num_micro))
     with np.errstate(divide="ignore", invalid="ignore"):
-        needed = np.maximum(held + flights * kept, 0.0)
-        extra = np.where(needed > 0, needed / (most_alive * rate), 0.0)
-    extra = np.where(held + flights * least > 0, np.inf, np.nan_to_num(extra, nan=np.inf, posinf=np.inf))
-    return extra, np.where(chunked | (cells.pp == 1), extra, 0.0)
+        rate = np.nan_to_num(saved[where, 0] / seconds[where, 0], nan=0.0, posinf=0.0)
+        extra = np.where(needed > 0, needed / (alive * rate), 0.0)
+    return np.where(needed > flights * saved[where].sum(axis=1), np.where(needed > 0, np.inf, 0.0), extra)
 
 
-def _most_alive(cells: CellMemory, first: IntArray) -> FloatArray:
-    """(n,) at least the most micro-batches in flight of one virtual stage.
-
-    Interleaved, rounds of r through v chunks: of i forwards, chunk c has had at most i/v + r (1 - (c+1)/v), and of j backwards
-    at least j/v - r (1 - (c+1)/v), so that at most (i-j)/v + 2 r (1 - 1/v) are alive; i - j is at most `first`.
-    """
-    pairs = zip(cells.pp.tolist(), cells.num_micro_batches.tolist(), strict=True)
-    per_round = np.array([micro_batches_per_round(pp, num_micro) for pp, num_micro in pairs])
-    looped = first / cells.vpp + 2 * per_round * (1 - 1 / cells.vpp)
-    alive = np.where(cells.schedule == Schedule.INTERLEAVED, looped, first)
-    return np.asarray(np.minimum(alive, cells.num_micro_batches))
+def _first_device(
+    cells: CellMemory, vectors: FloatArray, seconds: FloatArray, saved: FloatArray, where: IntArray
+) -> FloatArray:
+    """v > 1: extra seconds of the first device of the cells `where`, which share its in-flight vectors (V, v)."""
+    vpp = vectors.shape[1]
+    each = cells.num_layers / (cells.pp[where] * vpp)
+    held = cells.layer_state_bytes[where] * each * vpp + cells.first_state_bytes[where]
+    held = held + cells.device_bytes[where] - cells.limit_bytes
+    needed = held[:, None] + (each * _fastest(cells)[1][where])[:, None] * vectors.sum(axis=1)
+    # items (cells, vectors, chunks x segments)
+    shape = (len(where), len(vectors), vpp * seconds.shape[1])
+    item_bytes = (vectors[None, :, :, None] * (each[:, None] * saved)[:, None, None, :]).reshape(shape)
+    item_s = np.broadcast_to((each[:, None] * seconds)[:, None, None, :], (*shape[:2], vpp, seconds.shape[1])).reshape(shape)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rate = np.nan_to_num(item_bytes / item_s, nan=0.0)
+    order = np.argsort(-rate, axis=-1, kind="stable")
+    item_bytes, item_s = np.take_along_axis(item_bytes, order, axis=-1), np.take_along_axis(item_s, order, axis=-1)
+    before = np.cumsum(item_bytes, axis=-1) - item_bytes
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = np.clip(np.nan_to_num((needed[..., None] - before) / item_bytes, nan=0.0, posinf=0.0), 0.0, 1.0)
+    extra = (share * item_s).sum(axis=-1)
+    extra = np.where(needed > item_bytes.sum(axis=-1) * (1 + 1e-12), np.where(needed > 0, np.inf, 0.0), extra)
+    return np.asarray(extra.max(axis=1))
 
 
 def _least_flights(cells: CellMemory, most_layers: FloatArray) -> FloatArray:

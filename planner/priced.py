@@ -9,12 +9,12 @@ from functools import cached_property
 import numpy as np
 
 from cost_models import compute
-from cost_models.calibrations import value
+from cost_models.calibrations import value, value_or
 from cost_models.collectives import Collective, collective_s
 from cost_models.memory import context_bytes
 from cost_models.problem import Columns, Problem
 from cost_models.records import Layout
-from cost_models.schedules import FloatArray, IntArray, Pipeline, max_in_flight
+from cost_models.schedules import FloatArray, IntArray, Pipeline
 from cost_models.stage import (
     EMBEDDING,
     HEAD,
@@ -26,7 +26,7 @@ from cost_models.stage import (
     usable_bytes,
 )
 from cost_models.step import CellFloors, cell_floors, closed_lower_bound_s, closed_objective_bound_s
-from planner.floors import CellMemory, extra_seconds
+from planner.floors import CellMemory, extra_seconds, vectors_of
 from planner.space import Space
 from planner.stages import (
     CellProblem,
@@ -114,7 +114,10 @@ class Priced:
             collective_s(fabric, Collective.P2P, self.prices.hop_bytes, 2, reach).total for reach in (1, far)
         )
         leaves = (stride >= fabric.domain_size) & (fabric.num_gpus > fabric.domain_size)
-        return np.where(self.space.cells.pp > 1, np.where(leaves, far_s, np.minimum(near_s, far_s)), 0.0)
+        least_s = np.where(leaves, far_s, np.minimum(near_s, far_s))
+        family = self.problem.cluster.pools[0].kind.device.family
+        hidden = value_or(0.0, self.problem.calibration, "overlap.p2p", family, self.problem.runtime.name)
+        return np.where(self.space.cells.pp > 1, (1 - hidden) * least_s, 0.0)
 
     @cached_property
     def _chunk_loads_s(self) -> FloatArray:
@@ -181,7 +184,8 @@ class Priced:
             heaviest_s = (below_s - self.floors.tail_s - self.least_totals_s / vpp) / repeats * (1 + 1e-9)
             most_layers = np.where(repeats > 0, heaviest_s / self._memory.layer_s.min(axis=1), np.inf)
         most_layers = np.minimum(most_layers, self.problem.model.num_layers)
-        return np.maximum(self.objective_bounds_s, self._objective_bound_s(*extra_seconds(self._memory, most_layers)))
+        extra = extra_seconds(self._memory, most_layers, self.objective_bounds_s <= below_s)
+        return np.maximum(self.objective_bounds_s, self._objective_bound_s(*extra))
 
     @property
     def families(self) -> IntArray:
@@ -219,7 +223,7 @@ class Priced:
             num_micro_batches=num_micro,
             num_blocks=self.problem.model.num_blocks,
             columns=_NO_COLUMNS,
-            in_flight=max_in_flight(pipeline),
+            in_flight=vectors_of(pipeline),
             memory_limit_bytes=self.memory_limit_bytes,
             bound_s=float(self.objective_bounds_s[index]),
             least_total_s=float(self.least_totals_s[index]),

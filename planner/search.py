@@ -239,14 +239,14 @@ class _Search:
             proved_s = min(cell.bound_s for cell in self.opened.values())
         return best, min(proved_s, self.unopened_bound_s, best.objective_s)
 
-    def near_families(self, objective_s: float) -> list[list[int]]:
-        """The opened cells of each family whose best J is within δ, the best family first."""
-        members: dict[int, list[int]] = {}
-        for index in self.opened:
-            members.setdefault(int(self.space.families[index]), []).append(index)
-        near = [m for family, m in members.items() if self.best_of_family[family] <= (1 + self.delta) * objective_s]
-        near.sort(key=lambda m: min(self.optima[index].objective_s for index in m))
-        return near[:MOST_SIMULATED]
+    def near(self, objective_s: float) -> list[int]:
+        """Of each family whose best J is within δ, the option that has it; the best family first."""
+        by_objective = sorted(self.optima, key=lambda index: (self.optima[index].objective_s, index))
+        near: dict[int, int] = {}
+        for index in by_objective:
+            if self.optima[index].objective_s <= (1 + self.delta) * objective_s:
+                near.setdefault(int(self.space.families[index]), index)
+        return list(near.values())[:MOST_SIMULATED]
 
     def least_bound(self, simulated_s: float) -> tuple[float, int]:
         """min R over all cells, or a bound below it, and the cell that sets it; never above `simulated_s`."""
@@ -310,10 +310,7 @@ def search(
             raise TimeLimitError(f"the time limit of {time_limit_s:g} s ended before the first plan was known")
         raise InfeasibleError("no plan of the space fits into the devices' memory")
     best, bound_s = state.decide_all()
-    near = [
-        state.decide(family, min(state.optima[i].objective_s for i in family))[0]
-        for family in state.near_families(best.objective_s)
-    ]
+    near = [state.decide([index], state.optima[index].objective_s)[0] for index in state.near(best.objective_s)]
     near.sort(key=lambda candidate: (candidate.simulated_s, candidate.objective_s, candidate.cell.index))
     chosen = min([*near, *always], key=lambda candidate: candidate.simulated_s)
     least_s, least_cell = state.least_bound(chosen.simulated_s)
