@@ -10,6 +10,7 @@ from cost_models.records.layout import STAGES
 from planner.errors import InputError
 from planner.incumbent import least_objective
 from planner.priced import Priced
+from planner.search import Candidate, simulated_s
 from planner.space import Space
 from planner.stages import CellProblem
 
@@ -55,8 +56,14 @@ def decision_of_stages(problem: Problem, layout: Layout, stages: tuple[Stage, ..
 
 
 def decision_of_layout(problem: Problem, layout: Layout) -> Decision:
-    """The decision of a layout as people run it: as many layers on every virtual stage, or the split of least J where they do
-    not divide; one kind of recompute everywhere.
+    """The decision of a layout as people run it; see `candidate_of_layout`."""
+    candidate = candidate_of_layout(problem, layout)
+    return decision_of_picks(problem, candidate.cell, candidate.picks)
+
+
+def candidate_of_layout(problem: Problem, layout: Layout) -> Candidate:
+    """A layout as people run it: as many layers on every virtual stage, or the split of least J where they do not divide; one
+    kind of recompute everywhere; whether it fits or not.
 
     Raises InputError, with the laws and the legal values, where the layout is illegal for the problem's runtime.
     """
@@ -86,4 +93,6 @@ def decision_of_layout(problem: Problem, layout: Layout) -> Decision:
         raise InputError(
             f"layout {layout}: {problem.model.num_blocks} blocks cannot fill {layout.num_virtual_stages} virtual stages"
         )
-    return decision_of_picks(problem, cell, best.picks)
+    return Candidate(
+        cell=cell, picks=best.picks, objective_s=best.objective_s, simulated_s=simulated_s(cell, best.picks)
+    )

@@ -19,7 +19,6 @@ def progress(text: str) -> None:
 def plan(arguments: argparse.Namespace) -> Outcome:
     """Choose the layout, prove it, print it as an argument."""
     from planner.plan import make_plan
-
     from planner.readers.requests import complete, read_request
     from planner.report.plan_text import plan_text
 
@@ -27,7 +26,6 @@ def plan(arguments: argparse.Namespace) -> Outcome:
     chosen = make_plan(
         request,
         gpus=arguments.gpus,
-        current=arguments.current,
         calibration=_calibration(arguments),
         time_limit_s=arguments.time_limit,
         version=installed_version(),
@@ -40,8 +38,8 @@ def plan(arguments: argparse.Namespace) -> Outcome:
 
 def predict(arguments: argparse.Namespace) -> Outcome:
     """Step time, throughput and memory of one layout, or of a plan."""
-    from planner.plan import decision_of_layout, problem_of
-
+    from planner.advice import problem_of
+    from planner.decisions import decision_of_layout
     from planner.predict import predict as predict_decision
     from planner.readers.requests import complete, read_request
     from planner.report.predict_text import predict_text
@@ -68,7 +66,6 @@ def predict(arguments: argparse.Namespace) -> Outcome:
 def check(arguments: argparse.Namespace) -> Outcome:
     """Laws, memory and speed of a layout that somebody runs."""
     from planner.advice import advise
-
     from planner.report.check_text import check_text
 
     document = advise(_document(arguments))
@@ -188,6 +185,7 @@ _FLAGS: Mapping[str, tuple[str, str]] = {
     "runtime": ("runtime", ""),
     "pin": ("pin", ""),
     "layout": ("layout", ""),
+    "current": ("layout", ""),
     "batch": ("workload", "gbs"),
     "seq": ("workload", "seq"),
     "precision": ("workload", "precision"),
