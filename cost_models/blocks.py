@@ -25,6 +25,8 @@ class Repeated:
 
     matmuls: float = 0.0
     """Of the four products."""
+    last_matmul: bool = True
+    """The last product counts among them; nothing behind it needs its output, so torch stops before it."""
     output_matmul_with_tp: bool = False
     """The product behind the attention, where tp > 1."""
     attention: float = 0.0
@@ -46,7 +48,7 @@ _REPEATED: Mapping[str, Mapping[str, Repeated]] = {
     "torch": {
         "none": Repeated(),
         "selective": Repeated(output_matmul_with_tp=True, memory_ops=1.0, gathers=1.0),
-        "full": Repeated(matmuls=1.0, attention=1.0, memory_ops=1.0, gathers=1.0, reductions=0.5),
+        "full": Repeated(matmuls=1.0, last_matmul=False, attention=1.0, memory_ops=1.0, gathers=1.0, reductions=0.5),
     },
 }
 
@@ -116,6 +118,9 @@ class LayerSeconds:
 
     matmuls: Seconds
     output_matmul: Seconds
+    """The product behind the attention, one of them."""
+    last_matmul: Seconds
+    """The product that ends the layer, one of them."""
     attention: Seconds
     memory_ops: Seconds
 
@@ -212,12 +217,14 @@ def layer_pass(problem: Problem, rates: Rates, part: Share) -> tuple[LayerSecond
         LayerSeconds(
             matmuls=_sum(forward),
             output_matmul=forward[1],
+            last_matmul=forward[3],
             attention=_attention(problem, rates, part, backward=False),
             memory_ops=moved + cast + weights.scaled(1 / 3),
         ),
         LayerSeconds(
             matmuls=_sum(backward),
             output_matmul=backward[1],
+            last_matmul=backward[3],
             attention=_attention(problem, rates, part, backward=True),
             memory_ops=moved.scaled(2.0) + cast.scaled(2.0) + weights.scaled(2 / 3),
         ),
@@ -265,8 +272,9 @@ def dense_pass(problem: Problem, rates: Rates, part: Share, kinds: tuple[str, ..
 
 def _share_again(again: Repeated, forward: LayerSeconds, part: Share) -> FloatArray:
     """Share of the forward pass that is computed again."""
+    matmuls = forward.matmuls.total - (0.0 if again.last_matmul else forward.last_matmul.total)
     seconds = (
-        again.matmuls * forward.matmuls.total
+        again.matmuls * matmuls
         + again.attention * forward.attention.total
         + again.memory_ops * forward.memory_ops.total
     )

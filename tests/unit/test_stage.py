@@ -172,9 +172,12 @@ def test_recompute_costs_time() -> None:
     prices = price_blocks(problem(), Cells.of([normalised(dp=4, tp=8)]))
     backward, forward = prices.backward_s[0, stage.LAYER], prices.forward_compute_s[0, stage.LAYER]
     assert backward[0] < backward[1] < backward[2]
-    assert prices.backward_compute_s[0, stage.LAYER, 2] == pytest.approx(
-        prices.backward_compute_s[0, stage.LAYER, 0] + forward[0]
-    )
+    compute_s = prices.backward_compute_s[0, stage.LAYER]
+    # torch stops before the last product, a quarter of this layer's
+    assert 0.6 * forward[0] < compute_s[2] - compute_s[0] < 0.95 * forward[0]
+    other = price_blocks(problem(runtime=replace(RUNTIME, name="other")), Cells.of([normalised(dp=4, tp=8)]))
+    compute_s, forward = other.backward_compute_s[0, stage.LAYER], other.forward_compute_s[0, stage.LAYER]
+    assert compute_s[2] == pytest.approx(compute_s[0] + forward[0])
     assert (forward == forward[0]).all()
 
 
@@ -230,7 +233,7 @@ def test_measured_blocks_beat_the_model_and_raise_the_measured_share() -> None:
     prices = price_blocks(measured, Cells.of([normalised(dp=2, tp=2)]))
     assert prices.forward_compute_s[0, :, 0] == pytest.approx([0.25] * 3)
     assert prices.backward_compute_s[0, :, 0] == pytest.approx([0.25] * 3)
-    assert prices.backward_compute_s[0, stage.LAYER, 2] == pytest.approx(0.5)
+    assert 0.25 < prices.backward_compute_s[0, stage.LAYER, 2] < 0.5
     assert (prices.basis_s[0, :, 0, 0] >= 0.5 * 0.999).all()
     assert operations_needed(measured, [normalised(dp=2, tp=2)]) == ()
 
