@@ -41,7 +41,7 @@ def _variants(problem: Problem, world: int, tp: int, pp: int) -> Iterator[Decisi
     for zero in runtime.zero_levels if pp == 1 else runtime.zero_levels_with_pp:
         if zero and dp == 1:
             continue
-        for recompute in runtime.recompute_kinds:
+        for recompute in problem.recompute_kinds:
             layout = normalised(dp=dp, tp=tp, pp=pp, zero=zero, recompute=recompute, micro_gather=runtime.zero2_gather)
             try:
                 yield decision_of_layout(problem, layout)

@@ -80,7 +80,7 @@ def _changes(problem: Problem, layout: Layout) -> Iterator[tuple[str, Layout]]:
                 f"zero {layout.zero} -> {zero}",
                 replace(layout, zero=zero, gather=gather, dp_replicate=split[0], dp_shard=split[1]),
             )
-    for kind in problem.runtime.recompute_kinds:
+    for kind in problem.recompute_kinds:
         if kind != layout.recompute:
             yield f"recompute {layout.recompute} -> {kind}", replace(layout, recompute=kind)
     yield from _schedule_changes(problem, layout)
