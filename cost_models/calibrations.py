@@ -4,12 +4,13 @@ A name may carry qualifiers: `overlap.dp` + (`hopper`, `megatron`) finds, in thi
 `overlap.dp.hopper`, `overlap.dp.megatron`, `overlap.dp`. A name without any match is an error that lists what there is.
 """
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 
-from cost_models.records import Calibration, Coefficient, RecordError, loads
+from cost_models.records import Calibration, Coefficient, RecordError, dumps, loads
 
 
 @lru_cache(maxsize=1)
@@ -17,6 +18,11 @@ def shipped() -> Calibration:
     """The calibration that comes with Meshwright (cost_models/data/calibration.json)."""
     path = resources.files("cost_models.data").joinpath("calibration.json")
     return loads(Calibration, path.read_text(encoding="utf-8"), "calibration.json")
+
+
+def identity(calibration: Calibration) -> str:
+    """Name and hash of a calibration: two predictions are comparable where these are equal."""
+    return f"{calibration.name} sha256:{hashlib.sha256(dumps(calibration).encode()).hexdigest()}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -253,6 +253,10 @@ class StepParts:
         return math.fsum((self.compute_s, self.exposed_communication_s, self.bubble_s, self.optimizer_s, self.other_s))
 
 
+_ROUNDING = 1e-13
+"""Share of a step below which idle time is what adding up in another order leaves over."""
+
+
 def step_parts(pipeline: Pipeline, parts: StageParts) -> StepParts:
     """Simulates the step and says where its time goes on the critical device (the one that is done last).
 
@@ -274,10 +278,11 @@ def step_parts(pipeline: Pipeline, parts: StageParts) -> StepParts:
     )
     idle_s = simulation.step_s - math.fsum((compute_s, exposed_s, sync_s, optimizer_s, constant_s))
     hops_s = simulation.step_s - free_hops_s
+    bubble_s = idle_s - hops_s
     return StepParts(
         compute_s=compute_s,
         exposed_communication_s=math.fsum((exposed_s, sync_s, hops_s)),
-        bubble_s=max(0.0, idle_s - hops_s),  # rounding alone may leave it below zero
+        bubble_s=bubble_s if bubble_s > _ROUNDING * simulation.step_s else 0.0,
         optimizer_s=optimizer_s,
         other_s=constant_s,
     )

@@ -1,12 +1,12 @@
 """The plan: a whole request in, the choice with its prediction, its proof and its alternatives out."""
 
-import hashlib
 import platform
 from collections.abc import Mapping
 from importlib.metadata import version as version_of
 
 import numpy as np
 
+from cost_models.calibrations import identity
 from cost_models.problem import Problem
 from cost_models.records import (
     Alternative,
@@ -19,7 +19,6 @@ from cost_models.records import (
     Prediction,
     Provenance,
     Verdict,
-    dumps,
 )
 from planner.baseline import handbook
 from planner.decisions import candidate_of_layout, decision_of_picks
@@ -86,7 +85,7 @@ def make_plan(
         provenance=Provenance(
             decision_sha256=decision.sha256,
             meshwright_version=version,
-            calibration=f"{calibration.name} sha256:{hashlib.sha256(dumps(calibration).encode()).hexdigest()}",
+            calibration=identity(calibration),
             versions=_versions(choice.solver),
         ),
     )

@@ -101,6 +101,7 @@ VERBS: dict[str, tuple[str, list[tuple[str, dict[str, object]]]]] = {
             ("--why-not", {"metavar": "LAYOUT", "help": 'what is not said is free, as in "tp4 pp8"'}),
             ("--against", {"metavar": "OTHER.json", "help": "another plan"}),
             ("--certificate", {"action": "store_true", "help": "all cells with their bounds, and why each is out"}),
+            _CALIBRATION,
         ],
     ),
     "run": (

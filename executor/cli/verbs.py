@@ -83,7 +83,7 @@ def explain(arguments: argparse.Namespace) -> Outcome:
 
     shown = load_plan(arguments.plan)
     if arguments.why_not is not None:
-        reasons = why_not(shown, arguments.why_not)
+        reasons = why_not(shown, arguments.why_not, _calibration(arguments))
         return Outcome(document=reasons, text=lambda: why_not_text(reasons))
     if arguments.against is not None:
         differences = against(shown, load_plan(arguments.against))

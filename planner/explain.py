@@ -1,0 +1,245 @@
+"""Why not another layout; two plans side by side; the proof in full."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from cost_models.calibrations import identity, shipped
+from cost_models.facts import facts_of_run
+from cost_models.laws import breaches
+from cost_models.memory import memory_report, memory_upper, usable_bytes
+from cost_models.problem import Problem
+from cost_models.records import (
+    Calibration,
+    Decision,
+    Layout,
+    Plan,
+    Prediction,
+    RecordError,
+    Severity,
+    Verdict,
+    normalised,
+    parse_tokens,
+    to_json,
+)
+from cost_models.units import GIB
+from planner.decisions import decision_of_layout, decision_of_picks
+from planner.errors import InfeasibleError, InputError
+from planner.neighbours import neighbours
+from planner.predict import predict
+from planner.priced import Priced
+from planner.readers.pins import pins_of_layout
+from planner.search import search
+from planner.space import enumerate_cells
+
+_PARTS = ("compute_s", "exposed_communication_s", "bubble_s", "optimizer_s", "other_s")
+
+
+def why_not(plan: Plan, layout: str, calibration: Calibration | None = None) -> dict[str, Any]:
+    """Why the plan is not `layout`, of which what is not said is free: illegal, does not fit, or slower, with numbers.
+
+    Keys: layout, answer ("illegal", "does not fit", "slower", "tie", "chosen"), reasons, best, chosen, parts, memory,
+    smallest_change. Raises InputError where `layout` is not a layout's text.
+    """
+    pins = pins_of_layout(layout)
+    problem = problem_of_plan(plan, calibration)
+    chosen = plan.predicted or predict(problem, plan.decision)
+    answer: dict[str, Any] = {
+        "layout": layout,
+        "reasons": [],
+        "best": None,
+        "chosen": {"layout": str(plan.decision.layout), "step_s": chosen.step_s},
+        "parts": [],
+        "memory": None,
+        "smallest_change": None,
+    }
+    try:
+        space = enumerate_cells(
+            model=problem.model,
+            cluster=problem.cluster,
+            workload=problem.workload,
+            runtime=problem.runtime,
+            pins=pins,
+            worlds=(plan.decision.layout.world,),
+        )
+    except InfeasibleError as error:
+        return answer | {"answer": "illegal", "reasons": _illegal(problem, layout, plan, str(error))}
+    try:
+        found = search(Priced.of(problem, space, at_risk=True))
+    except InfeasibleError:
+        # of the layouts asked for, the one that overflows least
+        options = [
+            decision_of_layout(problem, space.cells.layout(i, kind))
+            for i in range(len(space))
+            for kind in space.recompute_kinds
+        ]
+        return answer | _does_not_fit(problem, min(options, key=lambda decision: _peak(problem, decision)))
+    decision = decision_of_picks(problem, found.chosen.cell, found.chosen.picks)
+    return answer | _slower(problem, decision, plan.decision, chosen)
+
+
+def problem_of_plan(plan: Plan, calibration: Calibration | None = None) -> Problem:
+    """The problem that a plan answers, with the runtime and workload of its decision.
+
+    Raises InputError where `calibration` is not the one that the plan was made with: their seconds must not be compared.
+    """
+    calibration = calibration or shipped()
+    if plan.predicted is not None and plan.provenance.calibration != identity(calibration):
+        raise InputError(
+            f"the plan was made with calibration {plan.provenance.calibration[:40]}..., not with {identity(calibration)[:40]}...; "
+            "name the plan's own with --calibration, or make the plan again"
+        )
+    return Problem(
+        model=plan.request.model,
+        cluster=plan.request.cluster,
+        workload=plan.decision.workload,
+        runtime=plan.request.runtime,
+        calibration=calibration,
+    )
+
+
+def _illegal(problem: Problem, text: str, plan: Plan, enumerated: str) -> list[dict[str, Any]]:
+    """The laws that the layout breaks with what it does not say taken from as little as possible; else what closed the space."""
+    try:
+        layout = _filled(text, plan.decision.layout.world)
+    except RecordError as error:
+        return [{"code": "LAYOUT", "message": str(error), "values": {}, "legal": {}}]
+    facts = facts_of_run(
+        model=problem.model,
+        workload=problem.workload,
+        runtime=problem.runtime,
+        layout=layout,
+        world=plan.decision.layout.world,
+        domain_size=problem.cluster.pools[0].kind.domain_size,
+    )
+    found = [one for one in breaches(facts, problem.runtime)[0] if one.severity is Severity.ERROR]
+    if not found:
+        return [{"code": "SPACE", "message": enumerated, "values": {}, "legal": {}}]
+    return [
+        {"code": one.code, "message": one.message, "values": to_json(one.values), "legal": to_json(one.legal)}
+        for one in found
+    ]
+
+
+def _filled(text: str, world: int) -> Layout:
+    """A layout in part, with absent degrees 1 and absent dp the rest of the world."""
+    said: dict[str, Any] = dict(parse_tokens(text))
+    if not {"dp", "dp_replicate", "dp_shard"} & set(said):
+        said["dp"] = max(1, world // (said.get("tp", 1) * said.get("pp", 1) * said.get("cp", 1)))
+    return normalised(**said)
+
+
+def _peak(problem: Problem, decision: Decision) -> float:
+    return max(device.peak_bytes for device in memory_report(problem, decision))
+
+
+def _does_not_fit(problem: Problem, decision: Decision) -> dict[str, Any]:
+    devices = memory_report(problem, decision)
+    fullest = max(devices, key=lambda device: device.peak_bytes)
+    usable = usable_bytes(problem)
+    fitting = next(
+        (one for one in neighbours(problem, _one_recompute(decision)) if one.predicted.verdict is Verdict.OK), None
+    )
+    change = None
+    if fitting is not None:
+        change = f"{fitting.change}: fits with {fitting.predicted.memory_gib_max:.1f} GiB, {fitting.predicted.step_s:.3g} s a step"
+    return {
+        "answer": "does not fit",
+        "best": _told(problem, decision, predict(problem, decision)),
+        "memory": {
+            "device": fullest.device,
+            "ranks": list(fullest.ranks),
+            "phase": fullest.peak_phase,
+            "operation": fullest.peak_operation,
+            "expected_gib": fullest.peak_bytes / GIB,
+            "upper_gib": memory_upper(problem, fullest.peak_bytes) / GIB,
+            "usable_gib": usable / GIB,
+            "over_gib": (fullest.peak_bytes - usable) / GIB,
+        },
+        "smallest_change": change,
+    }
+
+
+def _one_recompute(decision: Decision) -> Layout:
+    """The decision's layout with the commonest recompute of its stages."""
+    counts: dict[str, int] = {}
+    for stage in decision.stages:
+        for kind, count in stage.recompute.items():
+            counts[kind] = counts.get(kind, 0) + count
+    degrees = {name: getattr(decision.layout, name) for name in decision.layout.__dataclass_fields__}
+    return Layout(**degrees | {"recompute": max(counts, key=lambda kind: counts[kind]) if counts else "none"})
+
+
+def _slower(problem: Problem, decision: Decision, of_plan: Decision, chosen: Prediction) -> dict[str, Any]:
+    other = predict(problem, decision)
+    if decision == of_plan:
+        answer = "chosen"
+    elif other.step_s <= chosen.step_s * (1 + chosen.pairwise_error):
+        answer = "tie"
+    else:
+        answer = "slower"
+    return {
+        "answer": answer,
+        "best": _told(problem, decision, other),
+        "parts": [
+            {
+                "name": name.removesuffix("_s"),
+                "chosen_s": getattr(chosen.parts, name),
+                "other_s": getattr(other.parts, name),
+            }
+            for name in _PARTS
+        ],
+    }
+
+
+def _told(problem: Problem, decision: Decision, predicted: Prediction) -> dict[str, Any]:
+    return {
+        "layout": str(decision.layout),
+        "step_s": predicted.step_s,
+        "memory_gib_max": predicted.memory_gib_max,
+        "verdict": predicted.verdict.value,
+    }
+
+
+# Two plans, and the proof -----------------------------------------------------------------------------------------------
+
+
+def against(plan: Plan, other: Plan) -> dict[str, Any]:
+    """Two plans side by side: {"rows": [{"name", "this", "other"}]}, what differs first."""
+    rows = [{"name": name, "this": this, "other": that} for name, this, that in _rows(plan, other)]
+    rows.sort(key=lambda row: row["this"] == row["other"])
+    return {"rows": rows}
+
+
+def _rows(plan: Plan, other: Plan) -> list[tuple[str, Any, Any]]:
+    def pair(name: str, read: Any) -> tuple[str, Any, Any]:
+        return name, read(plan), read(other)
+
+    def promised(field: str) -> Any:
+        return lambda p: None if p.predicted is None else to_json(getattr(p.predicted, field))
+
+    rows = [
+        pair("model", lambda p: p.request.model.name),
+        pair("cluster", lambda p: p.request.cluster.name),
+        pair("batch", lambda p: p.decision.workload.gbs),
+        pair("seq", lambda p: p.decision.workload.seq),
+        pair("runtime", lambda p: p.decision.runtime),
+        pair("layout", lambda p: str(p.decision.layout)),
+        pair("micro-batches", lambda p: p.decision.num_micro_batches),
+        pair("stages", lambda p: [list(stage.blocks) for stage in p.decision.stages]),
+    ]
+    names = ("step_s", "step_s_low", "step_s_high", "tokens_per_s_per_gpu", "mfu", "memory_gib_max", "memory_gib_high")
+    rows += [pair(name, promised(name)) for name in names]
+    for part in _PARTS:
+        rows.append(pair(part, lambda p, part=part: None if p.predicted is None else getattr(p.predicted.parts, part)))
+    rows.append(pair("calibration", lambda p: p.provenance.calibration))
+    return rows
+
+
+def certificate(plan: Plan) -> Mapping[str, Any]:
+    """The proof in full. Raises InputError where the plan has none (it was edited by hand)."""
+    if plan.certificate is None:
+        raise InputError(
+            "this plan proves nothing: its decision was edited by hand; make a new one with `meshwright plan`"
+        )
+    document: dict[str, Any] = to_json(plan.certificate)
+    return document
