@@ -31,6 +31,11 @@ RANK_ORDER = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
 """Axes, innermost first: the heaviest traffic between the nearest ranks."""
 
 
+def memory_kind_of(cluster: Cluster) -> MemoryKind:
+    """How a run there counts its bytes: torch's allocator, but on CPUs, where it keeps no statistics, resident memory."""
+    return MemoryKind.RSS if cluster.pools[0].kind.device.family == "cpu" else MemoryKind.ALLOCATED
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """One question: this model, on this cluster, with this runtime, by this calibration."""

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from cost_models.calibrations import shipped
-from cost_models.problem import Problem
+from cost_models.problem import Problem, memory_kind_of
 from cost_models.records import Calibration, RecordError, Verdict, to_json
 from planner.check import check
 from planner.decisions import decision_of_layout
@@ -23,6 +23,7 @@ def problem_of(request: CompleteRequest, calibration: Calibration | None = None)
         workload=request.workload,
         runtime=request.runtime,
         calibration=calibration or shipped(),
+        memory_kind=memory_kind_of(request.cluster),
     )
 
 

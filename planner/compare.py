@@ -14,7 +14,7 @@ from typing import Any
 
 from cost_models.calibrations import shipped
 from cost_models.fit import Row, refit
-from cost_models.problem import Problem
+from cost_models.problem import Problem, memory_kind_of
 from cost_models.records import (
     Calibration,
     Measurement,
@@ -258,6 +258,7 @@ def _predict(plan: Plan, calibration: Calibration) -> Prediction:
         workload=plan.decision.workload,
         runtime=request.runtime,
         calibration=calibration,
+        memory_kind=memory_kind_of(request.cluster),
     )
     return predict(problem, plan.decision)
 

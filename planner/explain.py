@@ -7,7 +7,7 @@ from cost_models.calibrations import identity, shipped
 from cost_models.facts import facts_of_run
 from cost_models.laws import breaches
 from cost_models.memory import memory_report, memory_upper, usable_bytes
-from cost_models.problem import Problem
+from cost_models.problem import Problem, memory_kind_of
 from cost_models.records import (
     Calibration,
     Decision,
@@ -94,6 +94,7 @@ def problem_of_plan(plan: Plan, calibration: Calibration | None = None) -> Probl
         workload=plan.decision.workload,
         runtime=plan.request.runtime,
         calibration=calibration,
+        memory_kind=memory_kind_of(plan.request.cluster),
     )
 
 

@@ -7,7 +7,7 @@ from importlib.metadata import version as version_of
 import numpy as np
 
 from cost_models.calibrations import identity
-from cost_models.problem import Problem
+from cost_models.problem import Problem, memory_kind_of
 from cost_models.records import (
     Alternative,
     Calibration,
@@ -54,6 +54,7 @@ def make_plan(
         workload=request.workload,
         runtime=request.runtime,
         calibration=calibration,
+        memory_kind=memory_kind_of(request.cluster),
     )
     worlds = worlds_of(gpus, request.cluster.num_gpus, request.cluster.pools[0].kind.gpus_per_node)
     today = None if request.layout is None else candidate_of_layout(problem, request.layout)
