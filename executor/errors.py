@@ -10,9 +10,13 @@ RuntimeError
 class RefusedError(ValueError):
     """A plan, a model or a batch that this executor does not make true, with the reason."""
 
+    exit_code = 2
+
 
 class LateRankError(RuntimeError):
     """A wait for other ranks that ended by its time-out."""
+
+    exit_code = 1
 
     def __init__(self, message: str, ranks: tuple[int, ...]) -> None:
         super().__init__(message)
@@ -21,3 +25,5 @@ class LateRankError(RuntimeError):
 
 class WrongResultError(RuntimeError):
     """The self-check found another layout than the planned one, or another loss or gradient than one process has."""
+
+    exit_code = 1

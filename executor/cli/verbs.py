@@ -77,7 +77,6 @@ def check(arguments: argparse.Namespace) -> Outcome:
 def explain(arguments: argparse.Namespace) -> Outcome:
     """Why not another layout; two plans side by side; the proof; the plan itself."""
     from planner.explain import against, certificate, why_not
-
     from planner.report.explain_text import against_text, certificate_text, why_not_text
     from planner.report.plan_text import plan_text
 

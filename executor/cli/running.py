@@ -1,0 +1,122 @@
+"""`run`: starts the ranks with torchrun, or joins those that somebody started, and shows promise beside measurement."""
+
+import argparse
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from cost_models.records import Measurements, Plan, load, load_plan, save, to_json
+from executor.cli.outcome import Outcome
+from executor.errors import RefusedError
+from executor.launch import launch
+
+DEFAULT_STEPS = 5
+DEFAULT_TIMEOUT_S = 600.0
+"""A run that takes longer than this says so and stops, unless --timeout gives it more."""
+
+
+class RunFailedError(RuntimeError):
+    """A rank failed or was late: the answer is no, and says who."""
+
+    exit_code = 1
+
+
+def run_plan(arguments: argparse.Namespace, progress: Callable[[str], object]) -> Outcome:
+    """Runs a plan's decision and measures it. Raises RunFailedError, which names the rank."""
+    from executor.measure import Settings
+
+    plan = load_plan(arguments.plan)
+    settings = Settings(
+        steps=arguments.steps if arguments.steps is not None else DEFAULT_STEPS,
+        module=arguments.module,
+        check=not arguments.no_selfcheck,
+    )
+    timeout_s = arguments.timeout if arguments.timeout is not None else DEFAULT_TIMEOUT_S
+    if timeout_s <= 0:
+        raise RefusedError(f"--timeout {timeout_s:g}: give a positive number of seconds")
+    if "RANK" in os.environ:
+        return _joined(plan, settings, arguments.out)
+    progress(f"running {plan.decision.layout} on {plan.decision.layout.world} ranks of this machine")
+    measured = started_here([plan], settings, timeout_s=timeout_s, progress=progress)
+    return _outcome(plan, measured, arguments.out)
+
+
+def started_here(
+    plans: list[Plan], settings: object, *, timeout_s: float, progress: Callable[[str], object]
+) -> Measurements:
+    """Runs plans of one world size in one torchrun, their steps in turn."""
+    from executor.measure import PROGRESS_MARK, Settings, write_job
+    from planner.profiling.clock import threads_per_rank
+
+    assert isinstance(settings, Settings)
+    world = plans[0].decision.layout.world
+    _enough_devices(world)
+
+    def tell(text: str) -> None:
+        for line in text.splitlines():
+            if line.startswith(PROGRESS_MARK):
+                progress(f"  {line.removeprefix(PROGRESS_MARK)}")
+
+    with tempfile.TemporaryDirectory(prefix="meshwright-run-") as folder:
+        write_job(Path(folder), plans, settings)
+        result = launch(
+            ["-m", "executor.measure", folder],
+            num_ranks=world,
+            timeout_s=timeout_s,
+            environment={"OMP_NUM_THREADS": str(threads_per_rank(world))},
+            log_dir=Path(folder, "logs"),
+            on_stderr=tell,
+        )
+        if not result.ok:
+            lines = "\n".join(f"    {line}" for line in result.error_lines)
+            raise RunFailedError(
+                f"the run failed: {result.reason}\n{lines}" if lines else f"the run failed: {result.reason}"
+            )
+        return load(Measurements, Path(folder, "measurements.json"))
+
+
+def _enough_devices(world: int) -> None:
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.device_count() < world:
+        raise RefusedError(
+            f"the plan has {world} ranks, and this machine {torch.cuda.device_count()} GPUs: start it on every node with "
+            "`torchrun --nnodes NODES --nproc-per-node GPUS ... -m executor run PLAN.json -o MEASUREMENT.json`"
+        )
+
+
+def _joined(plan: Plan, settings: object, out: str | None) -> Outcome:
+    """One rank of a run that torchrun started; rank 0 has the answer."""
+    from executor.measure import Settings, measure_run
+
+    assert isinstance(settings, Settings)
+    world, have = plan.decision.layout.world, int(os.environ.get("WORLD_SIZE", "1"))
+    if world != have:
+        raise RefusedError(
+            f"the plan has {world} ranks, and torchrun started {have}; start {world}, or plan for {have}"
+        )
+    measured = measure_run(plan, settings)
+    if not measured.measurements:
+        return Outcome(document=None, text=lambda: "")
+    return _outcome(plan, measured, out)
+
+
+def _outcome(plan: Plan, measured: Measurements, out: str | None) -> Outcome:
+    from planner.compare import compare
+    from planner.report.profile_text import measurements_text
+    from planner.report.tables import comparison_table
+
+    if out:
+        save(measured, out)
+    document = {
+        "measurements": to_json(measured),
+        "comparison": None if plan.predicted is None else compare(plan, measured),
+    }
+
+    def text() -> str:
+        if document["comparison"] is None:
+            return measurements_text(measured)
+        return comparison_table(document["comparison"])
+
+    return Outcome(document=document, text=text)
