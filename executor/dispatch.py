@@ -35,7 +35,8 @@ from cost_models.records import (
     Workload,
     normalised,
 )
-from executor.measure import Run, Settings
+from executor.measure import Run
+from executor.settings import Settings
 from planner.profiling.clock import Rule, machine, sample, versions
 
 DEPTHS = (2, 6)

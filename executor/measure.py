@@ -18,7 +18,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -46,41 +46,15 @@ from executor.launch import die_with_parent
 from executor.mesh import local_device, naming_the_late, start_process_group
 from executor.parallelize import apply
 from executor.peak import PeakMemory, exact_heap, trim_heap
+from executor.settings import Job, Settings
 from executor.train import _optimizer, _step, random_batch
 from executor.verify import MAX_PARAMETERS, selfcheck
 from planner.profiling.clock import Rule, machine, sample, versions
 
-LEAST_WARMUP = 2
-"""Optimizer steps before anything counts."""
 PROGRESS_MARK = "progress: "
 """Rank 0 begins the lines with it that are meant for people."""
 END = "end"
 """Command to a child: nothing more will come."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """How a plan is measured."""
-
-    steps: int = 5
-    """Steps that count."""
-    warmup: int = LEAST_WARMUP
-    """Steps before them."""
-    module: str | None = None
-    """package.module:factory of the model, without arguments; null = Meshwright's own decoder."""
-    seed: int = 0
-    """Of weights and tokens."""
-    check: bool = True
-    """Compare layout, loss and gradients with one process's before anything is measured."""
-    timeout_s: float = 300.0
-    """Longest wait for another rank."""
-
-    def __post_init__(self) -> None:
-        if self.warmup < LEAST_WARMUP or self.steps < 1:
-            raise RefusedError(
-                f"warmup={self.warmup}, steps={self.steps}: at least {LEAST_WARMUP} optimizer steps go before those that "
-                "count (the first allocates the optimizer's state), and at least one counts"
-            )
 
 
 # One plan, ready to step ---------------------------------------------------------------------------------------------
@@ -354,24 +328,6 @@ def _say(text: str) -> None:
 
 
 # What torchrun starts ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """The file job.json of a folder: which plans lie there, and how to measure them."""
-
-    plans: tuple[str, ...]
-    """Names of the plans' files in the folder."""
-    settings: Settings = field(default_factory=Settings)
-    """How."""
-
-
-def write_job(folder: Path, plans: Sequence[Plan], settings: Settings) -> None:
-    """Leave in `folder` what `python -m executor.measure folder` on each rank will read."""
-    names = tuple(f"plan{index}.json" for index in range(len(plans)))
-    for name, plan in zip(names, plans, strict=True):
-        save(plan, folder / name)
-    save(Job(plans=names, settings=settings), folder / "job.json")
 
 
 def main(folder: Path) -> None:

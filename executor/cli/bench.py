@@ -3,32 +3,17 @@
 import json
 import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from cost_models.records import Measurements, Model, from_json, save
+from cost_models.records import Measurements, from_json, save
+from executor.cli.bench_job import Job
 from executor.dispatch import measure_context, time_dispatch
-from executor.measure import Settings
+from executor.settings import Settings
 from planner.profiling.ranks import joined, say
-from planner.profiling.session import Request, gathered, measured_here
+from planner.profiling.session import gathered, measured_here
 from planner.readers.runtimes import read_runtime
-
-LAYER = "executor.decoder:Layer"
-"""The layer that will run is the layer that is timed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """The file bench.json of a folder."""
-
-    session: Request
-    """Operations and links."""
-    model: Model
-    """What will be planned."""
-    seq: int
-    """Tokens of its sequences."""
 
 
 def main(folder: Path) -> None:
