@@ -2,7 +2,7 @@
 
 A group is (size, stride): ranks start, start + stride, ... in the plan's rank order, innermost axis first. All groups of an
 axis work at once, so a node's network interfaces are shared by all its devices: a group with k members in a fast domain
-moves k shares of one device. Every level of switches above is one more such bound with its own share.
+moves k shares of one device (gloo's one ring no more than one interface). Every level of switches above is one more such bound with its own share.
 
 Bytes are those of the whole tensor: the buffer of an all-reduce or a broadcast, the gathered output of an all-gather, the
 unreduced input of a reduce-scatter, what one rank sends in an all-to-all, the message of a p2p.
@@ -20,6 +20,7 @@ all-reduce (torch 2.13, gloo over shaped links: 524 against 522 ms).
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -96,6 +97,8 @@ class Fabric:
     """Between domains: one device's share of its node's interfaces."""
     levels: tuple[tuple[int, float], ...]
     """(devices below one switch, bytes/s of one device through its uplinks), nearest first."""
+    flow_bytes_per_s: float
+    """Bound of one ring out of a domain: one interface for gloo, which has one ring; NCCL opens one per interface."""
     backend: str
     """nccl or gloo."""
     launch_s: float
@@ -139,6 +142,7 @@ def fabric(cluster: Cluster, calibration: Calibration) -> Fabric:
         intra=intra,
         network=network,
         levels=tuple(levels),
+        flow_bytes_per_s=network.bytes_per_s * kind.gpus_per_node / kind.num_nics if backend == "gloo" else math.inf,
         backend=backend,
         launch_s=rate(calibration, "collective.launch_s", backend).value,
         curves=dict(calibration.curves),
@@ -228,7 +232,8 @@ def group_bytes_per_s(fabric: Fabric, groups: Groups, *, together: bool = True) 
     together = the members of a domain share one way out (a ring); otherwise each sends for itself (all-to-all, p2p).
     """
     shares = groups.inside if together else np.ones_like(groups.inside)
-    bound = np.where(groups.outside, shares * fabric.network.bytes_per_s, fabric.intra.bytes_per_s)
+    out = np.minimum(shares * fabric.network.bytes_per_s, fabric.flow_bytes_per_s)
+    bound = np.where(groups.outside, out, fabric.intra.bytes_per_s)
     bound = np.where(groups.outside & (groups.inside > 1), np.minimum(bound, fabric.intra.bytes_per_s), bound)
     for unit, through in fabric.levels:
         here = members(unit, groups.size, groups.stride) if together else 1.0

@@ -95,6 +95,37 @@ def test_gloo_reduce_scatter_costs_its_all_reduce() -> None:
     assert scatter > 1.5 * seconds(found, "all_gather", 4 * MIB, 4, 1)
 
 
+def shaped() -> Fabric:
+    """Four hosts of one process: 1 Gbit/s within the pairs (0, 1) and (2, 3), 100 Mbit/s between them."""
+    kind = replace(
+        NODE,
+        device=CPU,
+        gpus_per_node=2,
+        intra=Link(name="veth-fast", bandwidth_bytes_per_s=125e6),
+        nic=Link(name="veth-slow", bandwidth_bytes_per_s=12.5e6),
+        num_nics=2,
+    )
+    found = fabric(cluster(2, kind), shipped())
+    whole = {"intra": 125e6, "network": 12.5e6}
+    links = {place: replace(getattr(found, place), bytes_per_s=rate, step_s=0.0) for place, rate in whole.items()}
+    return replace(found, **links, flow_bytes_per_s=12.5e6)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "stride", "measured_s"),
+    [
+        ("p2p", 2, 1, 0.0343),
+        ("p2p", 2, 2, 0.3474),
+        ("all_reduce", 4, 1, 0.5219),
+        ("all_gather", 4, 1, 0.259),
+        ("reduce_scatter", 4, 1, 0.522),
+    ],
+)
+def test_gloo_over_shaped_links(name: str, size: int, stride: int, measured_s: float) -> None:
+    """4 MiB, torch 2.13, three repetitions within 1 to 3%; TCP takes some 3.5% that the closed forms leave out."""
+    assert seconds(shaped(), name, 4 * MIB, size, stride) == pytest.approx(measured_s, rel=0.05)
+
+
 @given(st.sampled_from(list(Collective)), BYTES, POWERS, POWERS, st.floats(min_value=1.0, max_value=10.0))
 def test_a_bigger_message_is_never_faster_nor_more_bandwidth_slower(
     name: Collective, num_bytes: float, size: int, stride: int, factor: float
