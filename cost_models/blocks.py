@@ -345,38 +345,46 @@ class Traffic:
     backward: Seconds
 
 
-def tensor_traffic(problem: Problem, cells: Cells, fabric: Fabric, part: Share, kind: str) -> Traffic:
-    """Tensor parallelism in a layer: with sequence parallelism two all-gathers and two reduce-scatters of T·h each way,
-    else two all-reduces; and those of the forward pass that the recompute `kind` repeats.
-    """
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TensorCalls:
+    """The collectives around one product that is split over tp, for the hidden state of a micro-batch."""
+
+    gather: Seconds
+    """With sequence parallelism: the all-gather before it. Without, nothing."""
+    reduction: Seconds
+    """The reduce-scatter behind it; without sequence parallelism the all-reduce."""
+
+
+def tensor_calls(problem: Problem, cells: Cells, fabric: Fabric, part: Share) -> TensorCalls:
+    """Seconds of T·h through each collective of tensor parallelism."""
     num_bytes = part.tokens * problem.model.hidden * compute.element_bytes(problem.workload.precision)
-    gather, reduction = _tensor_pair(problem, cells, fabric, num_bytes)
-    again = repeated(problem.runtime.name, kind)
-    forward = gather.scaled(2.0) + reduction.scaled(2.0)
-    backward = forward + gather.scaled(2.0 * again.gathers) + reduction.scaled(2.0 * again.reductions)
-    return Traffic(forward=forward, backward=backward)
-
-
-def _tensor_pair(problem: Problem, cells: Cells, fabric: Fabric, num_bytes: FloatArray) -> tuple[Seconds, Seconds]:
-    """(gather, reduction) around one split product; without sequence parallelism the reduction is all of it."""
     stride = cells.stride("tp")
     if problem.runtime.sequence_parallel:
-        return (
-            collective_s(fabric, Collective.ALL_GATHER, num_bytes, cells.tp, stride),
-            collective_s(fabric, Collective.REDUCE_SCATTER, num_bytes, cells.tp, stride),
+        return TensorCalls(
+            gather=collective_s(fabric, Collective.ALL_GATHER, num_bytes, cells.tp, stride),
+            reduction=collective_s(fabric, Collective.REDUCE_SCATTER, num_bytes, cells.tp, stride),
         )
-    return Seconds.zeros(num_bytes.shape), collective_s(fabric, Collective.ALL_REDUCE, num_bytes, cells.tp, stride)
+    whole = collective_s(fabric, Collective.ALL_REDUCE, num_bytes, cells.tp, stride)
+    return TensorCalls(gather=Seconds.zeros(num_bytes.shape), reduction=whole)
 
 
-def end_traffic(problem: Problem, cells: Cells, fabric: Fabric, part: Share) -> tuple[Traffic, Traffic]:
+def tensor_traffic(problem: Problem, calls: TensorCalls, kind: str) -> Traffic:
+    """Tensor parallelism in a layer: with sequence parallelism two all-gathers and two reduce-scatters each way, else two
+    all-reduces; and those of the forward pass that the recompute `kind` repeats.
+    """
+    again = repeated(problem.runtime.name, kind)
+    forward = calls.gather.scaled(2.0) + calls.reduction.scaled(2.0)
+    repeats = calls.gather.scaled(2.0 * again.gathers) + calls.reduction.scaled(2.0 * again.reductions)
+    return Traffic(forward=forward, backward=forward + repeats)
+
+
+def end_traffic(cells: Cells, fabric: Fabric, part: Share, calls: TensorCalls) -> tuple[Traffic, Traffic]:
     """(embedding, head) of a vocabulary that is divided over tp: a reduction behind the look-up, a gather before the head,
     and three all-reduces of one number a token in the loss (largest logit, sum, the label's logit).
     """
-    num_bytes = part.tokens * problem.model.hidden * compute.element_bytes(problem.workload.precision)
-    gather, reduction = _tensor_pair(problem, cells, fabric, num_bytes)
     loss = collective_s(fabric, Collective.ALL_REDUCE, part.tokens * 4.0, cells.tp, cells.stride("tp"))
-    embedding = Traffic(forward=reduction, backward=gather)
-    return embedding, Traffic(forward=gather + loss.scaled(3.0), backward=reduction)
+    embedding = Traffic(forward=calls.reduction, backward=calls.gather)
+    return embedding, Traffic(forward=calls.gather + loss.scaled(3.0), backward=calls.reduction)
 
 
 def context_traffic(problem: Problem, cells: Cells, fabric: Fabric, part: Share) -> Traffic:

@@ -167,7 +167,8 @@ def _priced(
     """Forward compute, backward compute, forward exposed, backward exposed, each [kind][recompute]."""
     kinds = problem.recompute_kinds
     dense = blocks.dense_pass(problem, rates, part, kinds)
-    embedding_traffic, head_traffic = blocks.end_traffic(problem, cells, links, part)
+    calls = blocks.tensor_calls(problem, cells, links, part)
+    embedding_traffic, head_traffic = blocks.end_traffic(cells, links, part, calls)
     around = blocks.context_traffic(problem, cells, links, part)
     rows: list[tuple[list[Pass], list[Traffic], Traffic | None, FloatArray]] = [
         (
@@ -178,7 +179,7 @@ def _priced(
         ),
         (
             [_with_dispatch(problem, cells, dense[kind]) for kind in kinds],
-            [blocks.tensor_traffic(problem, cells, links, part, kind) for kind in kinds],
+            [blocks.tensor_traffic(problem, calls, kind) for kind in kinds],
             around,
             held.params.layer,
         ),
