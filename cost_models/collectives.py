@@ -221,9 +221,9 @@ class Groups:
 
 def groups_of(fabric: Fabric, size: FloatArray, stride: FloatArray) -> Groups:
     """Where the groups (size, stride) lie."""
-    outside = crosses(fabric.domain_size, fabric.num_gpus, size, stride)
-    inside = np.where(outside, members(fabric.domain_size, size, stride), size)
-    return Groups(size=size, stride=stride, inside=inside, outside=outside)
+    inside = members(fabric.domain_size, size, stride)
+    outside = (inside < size) & (fabric.num_gpus > fabric.domain_size) & (size > 1)
+    return Groups(size=size, stride=stride, inside=np.where(outside, inside, size), outside=outside)
 
 
 def group_bytes_per_s(fabric: Fabric, groups: Groups, *, together: bool = True) -> FloatArray:

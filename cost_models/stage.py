@@ -265,8 +265,8 @@ def _shard_traffic(problem: Problem, cells: Cells, links: Fabric, params: FloatA
     weight = params * compute.element_bytes(problem.workload.precision)
     gather = collective_s(links, Collective.ALL_GATHER, weight, size, stride)
     reduced = collective_s(links, Collective.REDUCE_SCATTER, params * reduce_bytes(problem), size, stride)
-    once = each & np.isin(cells.gather, [Gather.MICRO, Gather.USE])
     twice = each & (cells.gather == Gather.USE)
+    once = twice | (each & (cells.gather == Gather.MICRO))
     return Traffic(forward=gather.scaled(once), backward=gather.scaled(twice) + reduced.scaled(each))
 
 
