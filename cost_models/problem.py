@@ -78,7 +78,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Cells:
-    """Layouts as parallel arrays, one entry each; recompute and stages are chosen later."""
+    """Layouts as parallel arrays, one entry each, fields as in Layout; recompute and stages are chosen later."""
 
     dp_replicate: IntArray
     dp_shard: IntArray

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from cost_models import blocks, compute, memory
 from cost_models.blocks import Pass, Share, Traffic
-from cost_models.calibrations import find, rate, value
+from cost_models.calibrations import find, rate, value, value_or
 from cost_models.collectives import Collective, Fabric, collective_s, fabric, hop_s
 from cost_models.compute import Rates, Seconds
 from cost_models.memory import BlockMemory, Footprints, memory_report, memory_upper, usable_bytes
@@ -272,9 +272,9 @@ def _shard_traffic(problem: Problem, cells: Cells, links: Fabric, params: FloatA
 
 def reduce_bytes(problem: Problem) -> float:
     """Bytes per parameter in which gradients are summed over ranks: those they are held in, unless the runtime differs."""
-    held = memory.state_bytes(problem).gradient
-    found = problem.calibration.coefficients.get(f"sync.gradient_bytes.{problem.runtime.name}")
-    return held if found is None else min(found.value, held)
+    precision = problem.workload.precision.value
+    own = f"sync.gradient_bytes.{problem.runtime.name}.{precision}"
+    return value_or(memory.state_bytes(problem).gradient, problem.calibration, own)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
