@@ -9,7 +9,7 @@ Further laws, which hold for every framework: DP_MOD_SHARD (dp = dp_replicate·d
 dp·mbs·microbatches), STAGES_GT_BLOCKS (each virtual stage holds a block). Further laws of particular runtimes, silent where
 nobody has read the framework: KV_REPLICAS_MOD_TP (copied heads come out whole), FFN_MOD_TP, MOE_FFN_MOD_ETP,
 HEADS_MOD_ULYSSES, MICROBATCHES_MOD_ROUNDS (torch's interleaved schedule), SCHEDULE_VPP (virtual stages that the schedule
-needs), VPP_NEEDS_PP, ZB_WITH_SHARDING (silently wrong gradients), GATHER_WITH_ZERO, ZERO_UNSUPPORTED, SCHEDULE_UNSUPPORTED, RECOMPUTE_UNKNOWN.
+needs), VPP_NEEDS_PP, ZB_WITH_SHARDING (silently wrong gradients), GATHER_WITH_ZERO, ZERO_UNSUPPORTED, CP_UNSUPPORTED, SCHEDULE_UNSUPPORTED, RECOMPUTE_UNKNOWN.
 """
 
 import math
@@ -417,11 +417,20 @@ LAWS: tuple[Law, ...] = (
         offer=offer("take another schedule, or no recompute"),
     ),
     Law(
+        code="CP_UNSUPPORTED",
+        statement="cp = 1 where the runtime has no context parallelism",
+        operands=("cp",),
+        predicate=lambda f, r: r is None or r.context_parallel,
+        void=is_one("cp"),
+        says=lambda f, r: f"cp={f.cp}, but {r.name if r else ''} has no context parallelism yet",
+        legal_more=lambda f, r: {"cp": [1]},
+        offer=offer("take cp=1, or another runtime"),
+    ),
+    Law(
         code="SCHEDULE_UNSUPPORTED",
         statement="the runtime has the schedule",
-        operands=("schedule", "pp"),
+        operands=("schedule",),
         predicate=lambda f, r: r is None or f.schedule in r.schedules,
-        void=lambda f: f.pp == 1 or f.schedule is None,
         says=lambda f, r: f"schedule={f.schedule} is not one of {r.name if r else ''}",
         legal_more=lambda f, r: {"schedule": [schedule.value for schedule in r.schedules] if r else []},
         offer=offer("take one of these, or another runtime"),

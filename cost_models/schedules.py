@@ -61,6 +61,8 @@ Operations = tuple[tuple[Operation, ...], ...]
 class ScheduleError(ValueError):
     """A pipeline that its schedule cannot run, or operation lists that can never finish."""
 
+    exit_code = 2
+
 
 # --- what is legal ------------------------------------------------------------------------------------------------------
 

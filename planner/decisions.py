@@ -55,15 +55,15 @@ def decision_of_stages(problem: Problem, layout: Layout, stages: tuple[Stage, ..
     )
 
 
-def decision_of_layout(problem: Problem, layout: Layout) -> Decision:
+def decision_of_layout(problem: Problem, layout: Layout, *, world: int | None = None) -> Decision:
     """The decision of a layout as people run it; see `candidate_of_layout`."""
-    candidate = candidate_of_layout(problem, layout)
+    candidate = candidate_of_layout(problem, layout, world=world)
     return decision_of_picks(problem, candidate.cell, candidate.picks)
 
 
-def candidate_of_layout(problem: Problem, layout: Layout) -> Candidate:
+def candidate_of_layout(problem: Problem, layout: Layout, *, world: int | None = None) -> Candidate:
     """A layout as people run it: as many layers on every virtual stage, or the split of least J where they do not divide; one
-    kind of recompute everywhere; whether it fits or not.
+    kind of recompute everywhere; whether it fits or not. `world` is the number of ranks that it must have, where that is known.
 
     Raises InputError, with the laws and the legal values, where the layout is illegal for the problem's runtime.
     """
@@ -72,6 +72,7 @@ def candidate_of_layout(problem: Problem, layout: Layout) -> Candidate:
         workload=problem.workload,
         runtime=problem.runtime,
         layout=layout,
+        world=world,
         domain_size=problem.cluster.pools[0].kind.domain_size,
     )
     broken = [found for found in breaches(facts, problem.runtime)[0] if found.severity is Severity.ERROR]

@@ -57,7 +57,10 @@ def make_plan(
         memory_kind=memory_kind_of(request.cluster),
     )
     worlds = worlds_of(gpus, request.cluster.num_gpus, request.cluster.pools[0].kind.gpus_per_node)
-    today = None if request.layout is None else candidate_of_layout(problem, request.layout)
+    today = None
+    if request.layout is not None:
+        world = min(request.layout.world, request.cluster.num_gpus)
+        today = candidate_of_layout(problem, request.layout, world=world)
     space = enumerate_cells(
         model=problem.model,
         cluster=problem.cluster,

@@ -61,6 +61,8 @@ class Runtime:
     """The vocabulary is padded to this times tp; 1 = shards may be uneven."""
     uneven_stages: str = ""
     """How it is told to split layers unevenly over stages, in its own words; empty = nobody found a way."""
+    context_parallel: bool = True
+    """It divides sequences over cp ranks."""
     sequence_parallel: bool = True
     """Norms and residuals are divided over tp along the sequence."""
     unsharded_gradients_with_pp: bool = False

@@ -40,6 +40,7 @@ def predict(arguments: argparse.Namespace) -> Outcome:
     """Step time, throughput and memory of one layout, or of a plan."""
     from planner.advice import problem_of
     from planner.decisions import decision_of_layout
+    from planner.plan import worlds_of
     from planner.predict import predict as predict_decision
     from planner.readers.requests import complete, read_request
     from planner.report.predict_text import predict_text
@@ -53,7 +54,8 @@ def predict(arguments: argparse.Namespace) -> Outcome:
         request = complete(read_request(_document(arguments)), needs_layout=True)
         problem = problem_of(request, _calibration(arguments))
         assert request.layout is not None
-        decision, defaults = decision_of_layout(problem, request.layout), dict(request.defaults)
+        world = worlds_of(arguments.gpus, request.cluster.num_gpus, request.cluster.pools[0].kind.gpus_per_node)[-1]
+        decision, defaults = decision_of_layout(problem, request.layout, world=world), dict(request.defaults)
     predicted = predict_decision(problem, decision)
     document = {"decision": to_json(decision), "predicted": to_json(predicted), "defaults": defaults}
     return Outcome(
@@ -210,6 +212,12 @@ def _document(arguments: argparse.Namespace) -> Any:
             "nothing was asked: give a request file, or --model, --cluster, --batch and --seq "
             "(as in `--model llama3-8b --cluster h100x64 --batch 512 --seq 8192`)"
         )
+    if said["runtime"] is not None:
+        from planner.readers.runtimes import read_runtime
+
+        read_runtime(
+            said["runtime"], typed=True
+        )  # a request file may name a framework that nobody knows; a flag may not
     document: dict[str, Any] = {"workload": {}}
     for flag in given:
         section, key = _FLAGS[flag]
