@@ -35,9 +35,8 @@ from cost_models.records import (
     Workload,
     normalised,
 )
-from executor.measure import Run
+from executor.measure import Run, stamp, steps_in_turn
 from executor.settings import Settings
-from planner.profiling.clock import Rule, machine, sample, versions
 
 DEPTHS = (2, 6)
 """Layers of the two models: far enough apart for the slope, small enough for seconds."""
@@ -63,11 +62,7 @@ def time_dispatch(runtime: Runtime, settings: Settings) -> tuple[Measurement, ..
         runs = [Run(small_plan(layout, depth, runtime), settings) for depth in DEPTHS]
         for run in runs:
             run.warm_up()
-        taken = sample(
-            {str(depth): run.step for depth, run in zip(DEPTHS, runs, strict=True)},
-            Rule(warmup=0, repetitions=STEPS),
-            before=dist.barrier,
-        )
+        taken = steps_in_turn({str(depth): run for depth, run in zip(DEPTHS, runs, strict=True)}, STEPS)
         shallow, deep = (taken[str(depth)] for depth in DEPTHS)
         layers = (DEPTHS[1] - DEPTHS[0]) * NUM_MICRO_BATCHES
         slope_s = max(0.0, (median(deep) - median(shallow)) / layers)
@@ -76,8 +71,7 @@ def time_dispatch(runtime: Runtime, settings: Settings) -> tuple[Measurement, ..
                 kind=MeasurementKind.OP,
                 key=f"dispatch/{axis}/{ranks}/layer",
                 samples_s=(slope_s,),
-                machine=machine(),
-                versions=versions(),
+                **stamp(),
                 note=f"slope of the medians of {STEPS} steps of {DEPTHS[0]} and {DEPTHS[1]} layers, {NUM_MICRO_BATCHES} micro-batches",
             )
         )
@@ -103,8 +97,7 @@ def measure_context(model: Model, seq: int, runtime: Runtime, settings: Settings
         key=f"context/{ranks}",
         samples_s=(0.0,),
         memory=peak,
-        machine=machine(),
-        versions=versions(),
+        **stamp(),
         phase="context",
         note="resident memory after a step of one layer, its weights and optimizer state taken off; its seconds say nothing",
     )

@@ -16,7 +16,7 @@ import os
 import platform
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -128,6 +128,17 @@ class Run:
         return summary(self.plan, [share for share in shares if share is not None], self.memory.kind)
 
 
+def steps_in_turn(runs: Mapping[str, Run], rounds: int) -> dict[str, tuple[float, ...]]:
+    """Seconds on this rank of `rounds` further steps of each run, a step of each in turn, each from a barrier."""
+    steps = {name: run.step for name, run in runs.items()}
+    return sample(steps, Rule(warmup=0, repetitions=rounds), before=dist.barrier, synchronise=_wait_for())
+
+
+def stamp() -> dict[str, Any]:
+    """The fields of a Measurement that say where it was taken."""
+    return {"machine": _machine(), "versions": versions()}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
     """What one rank saw."""
@@ -150,8 +161,7 @@ def summary(plan: Plan, shares: Sequence[Share], kind: MemoryKind) -> tuple[Meas
             kind=MeasurementKind.RUN,
             key=key,
             samples_s=samples,
-            machine=_machine(),
-            versions=versions(),
+            **stamp(),
             plan_sha256=plan.decision.sha256,
             note=print_layout(plan.decision.layout),
             **fields,
