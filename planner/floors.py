@@ -148,7 +148,9 @@ def _first_device(
     # items (cells, vectors, chunks x segments)
     shape = (len(where), len(vectors), vpp * seconds.shape[1])
     item_bytes = (vectors[None, :, :, None] * (each[:, None] * saved)[:, None, None, :]).reshape(shape)
-    item_s = np.broadcast_to((each[:, None] * seconds)[:, None, None, :], (*shape[:2], vpp, seconds.shape[1])).reshape(shape)
+    item_s = np.broadcast_to((each[:, None] * seconds)[:, None, None, :], (*shape[:2], vpp, seconds.shape[1])).reshape(
+        shape
+    )
     with np.errstate(divide="ignore", invalid="ignore"):
         rate = np.nan_to_num(item_bytes / item_s, nan=0.0)
     order = np.argsort(-rate, axis=-1, kind="stable")

@@ -3,7 +3,7 @@
 The seam between what cells exist (space), what stages cost (cost_models.stage) and the search, which knows numbers only.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -27,6 +27,7 @@ from cost_models.stage import (
 )
 from cost_models.step import CellFloors, cell_floors, closed_lower_bound_s, closed_objective_bound_s
 from planner.floors import CellMemory, extra_seconds, vectors_of
+from planner.incumbent import least_objective
 from planner.space import Space
 from planner.stages import (
     CellProblem,
@@ -187,6 +188,19 @@ class Priced:
         extra = extra_seconds(self._memory, most_layers, self.objective_bounds_s <= below_s)
         return np.maximum(self.objective_bounds_s, self._objective_bound_s(*extra))
 
+    @cached_property
+    def memory_floors_bytes(self) -> FloatArray:
+        """(n,) what the mean device of each cell holds at least, with the thriftiest recompute."""
+        memory = self._memory
+        layers = memory.layer_state_bytes + memory.layer_activation_bytes.min(axis=1)
+        return np.asarray((memory.num_layers * layers + memory.other_bytes) / memory.pp + memory.device_bytes)
+
+    @property
+    def thriftiest_kind(self) -> str:
+        """The kind of recompute that keeps least."""
+        kept = self.prices.activation_bytes[:, LAYER].sum(axis=0)
+        return min(self.space.recompute_kinds, key=lambda kind: float(kept[self.prices.recompute_kinds.index(kind)]))
+
     @property
     def families(self) -> IntArray:
         """(n,) entries of the same number differ in options only."""
@@ -204,6 +218,28 @@ class Priced:
         total_s, tail_s = float(self.least_totals_s[index]), float(self.floors.tail_s[index])
         most = heaviest_below(below_s - tail_s, total_s, int(self.num_micro_batches[index]), int(cells.vpp[index]))
         return self._cell(index, most)
+
+    def fits(self, index: int) -> bool:
+        """Whether the cell has any plan that fits; the thriftiest recompute everywhere holds least."""
+        family = int(self.families[index])
+        if family not in self._family_fits:
+            members = np.flatnonzero(self.families == family)
+            thriftiest = members[int(np.argmin(self.memory_floors_bytes[members]))]
+            self._family_fits[family] = self._fits_thriftily(int(thriftiest))
+        return self._family_fits[family] and self._fits_thriftily(index)
+
+    @cached_property
+    def _family_fits(self) -> dict[int, bool]:
+        return {}
+
+    @cached_property
+    def _thrifty(self) -> "Priced":
+        return replace(self, space=replace(self.space, recompute_kinds=(self.thriftiest_kind,)))
+
+    def _fits_thriftily(self, index: int) -> bool:
+        if self.memory_floors_bytes[index] > self.memory_limit_bytes:
+            return False
+        return least_objective(self._thrifty.cell(index, np.inf)) is not None
 
     def cell_for_bound(self, index: int, below_s: float) -> CellProblem:
         """The cell with every column of a plan with R ≤ `below_s`: R is at least m times the load of each device."""
@@ -253,11 +289,16 @@ class Priced:
         together: putting the other in its place lowers Σt by at least what it may add to κ.
         """
         plain = self._plain(cell.index, spans)
-        fit = fits_alone(cell.with_columns(plain))
-        tight = Spans(stage=spans.stage[~fit], first=spans.first[~fit], last=spans.last[~fit])
-        if not len(tight) or len(self.kinds) == 1:
+        most = np.array([max(vector[0] for vector in vectors) for vectors in cell.in_flight])[plain.stage]
+        missing = plain.state_bytes + most * plain.activation_bytes - cell.memory_limit_bytes
+        fit = missing <= 0
+        # the thriftiest kind on every layer
+        layers, kept = self._layers(spans), self.prices.activation_bytes[cell.index, LAYER, list(self.kinds)]
+        may_fit = ~fit & (missing <= most * layers * (kept[0] - kept.min()))
+        if not may_fit.any():
             return plain.take(fit)
-        mixed = self._mixed(cell, tight)
+        tight = Spans(stage=spans.stage[may_fit], first=spans.first[may_fit], last=spans.last[may_fit])
+        mixed = self._saving(cell, tight, missing[may_fit])
         mixed = mixed.take(fits_alone(cell.with_columns(mixed)))
         half = mixed.half_hops_s
         kept = undominated(
@@ -303,29 +344,54 @@ class Priced:
         counts[:, self.kinds[0]] = self._layers(spans)
         return self._priced(index, spans, counts)
 
+    def _saving(self, cell: CellProblem, tight: Spans, missing_bytes: FloatArray) -> StageColumns:
+        """v = 1: ways of recompute that save `missing_bytes` on each span, none that saves much more than it must.
+
+        Every count of the kinds beyond the second is tried with the least count of the second kind that is enough, and with a
+        few more: what a layer holds while it recomputes is not in the plain column, but is less than a whole layer keeps.
+        """
+        index, kept = cell.index, self.prices.activation_bytes[cell.index, LAYER]
+        kinds = [self.kinds[0], *(kind for kind in self.kinds[1:] if kept[kind] < kept[self.kinds[0]])]
+        if len(kinds) == 1:
+            return _NO_COLUMNS
+        alive = np.array([max(vector[0] for vector in vectors) for vectors in cell.in_flight])[tight.stage]
+        rows, others = recompute_choices(self._layers(tight), [kinds[0], *kinds[2:]], len(self.prices.recompute_kinds))
+        saved = kept[kinds[0]] - kept
+        room = others[:, kinds[0]].copy()
+        others[:, kinds[0]] = 0
+        least = np.ceil((missing_bytes[rows] / alive[rows] - others @ saved) / saved[kinds[1]] * (1 - 1e-12))
+        more = int(np.ceil(kept[0] / saved[kinds[1]])) + 1
+        second = np.maximum(least, 0).astype(np.int64)[:, None] + np.arange(more + 1)
+        row, extra = np.nonzero(second <= room[:, None])
+        counts = others[row]
+        counts[:, kinds[1]] = second[row, extra]
+        counts[:, kinds[0]] = room[row] - counts[:, kinds[1]]
+        rows = rows[row]
+        spans = Spans(stage=tight.stage[rows], first=tight.first[rows], last=tight.last[rows])
+        worth = self._blocks_s(cell, spans, counts) <= cell.heaviest_s * (1 + 1e-9)
+        spans = Spans(stage=spans.stage[worth], first=spans.first[worth], last=spans.last[worth])
+        return self._priced(index, spans, counts[worth])
+
+    def _blocks_s(self, cell: CellProblem, spans: Spans, counts: IntArray) -> FloatArray:
+        """(n,) seconds of the blocks of columns, hops out."""
+        block_s = (self.prices.forward_s + self.prices.backward_s)[cell.index]
+        ends_s = (spans.first == 0) * block_s[EMBEDDING].min() + (spans.last == cell.num_blocks - 1) * block_s[
+            HEAD
+        ].min()
+        return np.asarray(counts @ block_s[LAYER] + ends_s)
+
     def _mixed(self, cell: CellProblem, spans: Spans) -> StageColumns:
-        """Every mixture of kinds of recompute on these spans, without those that are too heavy or, with v = 1, too large."""
-        index, prices, memory = cell.index, self.prices, self._memory
-        rows, counts = recompute_choices(self._layers(spans), self.kinds, len(prices.recompute_kinds))
-        stage, first, last = spans.stage[rows], spans.first[rows], spans.last[rows]
-        has_first, has_last = first == 0, last == cell.num_blocks - 1
-        block_s = (prices.forward_s + prices.backward_s)[index]
-        load_s = counts @ block_s[LAYER] + has_first * block_s[EMBEDDING].min() + has_last * block_s[HEAD].min()
-        if cell.layout.vpp == 1:
-            worth = load_s <= cell.heaviest_s * (1 + 1e-9)
-            alive = np.array([max(vector[0] for vector in vectors) for vectors in cell.in_flight])[stage]
-            held = counts.sum(axis=1) * memory.layer_state_bytes[index] + memory.device_bytes[index]
-            held = held + has_first * memory.first_state_bytes[index]
-            worth &= held + alive * (counts @ prices.activation_bytes[index, LAYER]) <= cell.memory_limit_bytes
-        else:
-            # the other chunks of the device take their least
-            least_s = np.full(len(spans), np.inf)
-            np.minimum.at(least_s, rows, load_s)
-            device = spans.stage % cell.layout.pp
-            others_s = np.bincount(device, least_s, cell.layout.pp)[device] - least_s
-            worth = load_s + others_s[rows] <= cell.heaviest_s * (1 + 1e-9)
-        chosen = Spans(stage=stage[worth], first=first[worth], last=last[worth])
-        return self._priced(index, chosen, counts[worth])
+        """v > 1: every mixture of kinds of recompute, without those that leave no time for the device's other chunks."""
+        rows, counts = recompute_choices(self._layers(spans), self.kinds, len(self.prices.recompute_kinds))
+        chosen = Spans(stage=spans.stage[rows], first=spans.first[rows], last=spans.last[rows])
+        load_s = self._blocks_s(cell, chosen, counts)
+        least_s = np.full(len(spans), np.inf)
+        np.minimum.at(least_s, rows, load_s)
+        device = spans.stage % cell.layout.pp
+        others_s = np.bincount(device, least_s, cell.layout.pp)[device] - least_s
+        worth = load_s + others_s[rows] <= cell.heaviest_s * (1 + 1e-9)
+        chosen = Spans(stage=chosen.stage[worth], first=chosen.first[worth], last=chosen.last[worth])
+        return self._priced(cell.index, chosen, counts[worth])
 
     def _priced(self, index: int, spans: Spans, counts: IntArray) -> StageColumns:
         """Columns with their prices."""
@@ -348,7 +414,7 @@ class Priced:
 
 _NO_COLUMNS = StageColumns(
     **{name: np.empty(0, dtype=np.intp) for name in ("stage", "first", "last")},
-    recompute_counts=np.empty((0, 1), dtype=np.int64),
+    recompute_counts=np.empty((0, 0), dtype=np.int64),
     **{
         name: np.empty(0)
         for name in (

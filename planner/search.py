@@ -34,7 +34,7 @@ AGREEMENT = 1e-6
 """Relative difference of J beyond which search and ILP disagree."""
 _REFINE_BELOW = 0.92
 """Closed bounds on R below this share of S are worth their exact value."""
-_SLACKS = (1.02, 1.15, 1.6, 3.0, np.inf)
+SLACKS = (1.02, 1.15, 1.6, 3.0, np.inf)
 """Multiples of its bound below which a cell's best plan is looked for first: few columns, and usually enough."""
 
 
@@ -58,6 +58,10 @@ class PricedSpace(Protocol):
     @property
     def families(self) -> IntArray:
         """(n,) cells with the same number differ in options only."""
+        ...
+
+    def fits(self, index: int) -> bool:
+        """Whether the cell has any plan that fits."""
         ...
 
     def cell(self, index: int, below_s: float) -> CellProblem:
@@ -176,7 +180,10 @@ class _Search:
     def look(self, index: int, limit_s: float) -> CellOptimum | None:
         """The best plan of a cell if its J is at most `limit_s`; without a limit, with few columns first."""
         bound_s = float(self.bounds_s[index])
-        for slack in _SLACKS if np.isinf(limit_s) else (np.inf,):
+        if np.isinf(limit_s) and not self.space.fits(index):
+            self.looked_below[index] = limit_s
+            return None
+        for slack in SLACKS if np.isinf(limit_s) else (np.inf,):
             below_s = min(limit_s, bound_s * slack)
             cell = replace(self.space.cell(index, below_s), bound_s=bound_s)
             found = least_objective(cell)
@@ -217,7 +224,7 @@ class _Search:
             solver=self.solver,
         )
         if isinstance(outcome, TimedOut):
-            return _candidate(cells[start], picks, objective_s), None
+            return candidate(cells[start], picks, objective_s), None
         if isinstance(outcome, Infeasible):
             rows = ", ".join(f"{name} by {amount:.3g}" for name, amount in outcome.conflict)
             raise InternalError(
@@ -230,7 +237,7 @@ class _Search:
                 f"J of the ILP is {found_s!r} s and J of the search {objective_s!r} s: one of them is wrong"
             )
         bound_s = None if outcome.bound is None else outcome.bound * objective_s
-        return _candidate(cell, picks, found_s), found_s if isinstance(outcome, Optimal) else bound_s
+        return candidate(cell, picks, found_s), found_s if isinstance(outcome, Optimal) else bound_s
 
     def decide_all(self) -> tuple[Candidate, float]:
         """The plan of least J over all opened cells, and what is proved of J*."""
@@ -262,7 +269,7 @@ class _Search:
             heapq.heapreplace(heap, (max(bound_s, least_lower_bound_s(cell, simulated_s)), index, True))
 
 
-def _candidate(cell: CellProblem, picks: IntArray, objective_s: float) -> Candidate:
+def candidate(cell: CellProblem, picks: IntArray, objective_s: float) -> Candidate:
     """A plan that passed the check in plain arithmetic, simulated."""
     wrong = flaw(cell, picks.tolist(), objective_s)
     if wrong:

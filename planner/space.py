@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 import numpy as np
 
 from cost_models.laws import LAWS, Facts, Law, divisors, first_breach
-from cost_models.problem import Cells, IntArray
+from cost_models.problem import PRICED_RECOMPUTE, Cells, IntArray
 from cost_models.records import Cluster, Gather, Layout, Model, Runtime, Schedule, Severity, Workload
 from cost_models.records.layout import LEGAL_GATHER
 from cost_models.schedules import schedule_needs
@@ -106,13 +106,14 @@ def enumerate_cells(
     _check_worlds(chosen, cluster)
     pins = pins or Pins()
     builder = _Builder(
-        facts=_base_facts(model, cluster, workload, runtime), runtime=runtime, pins=pins, log=_Log(), families={}
+        facts=base_facts(model, cluster, workload, runtime), runtime=runtime, pins=pins, log=_Log(), families={}
     )
     for world in chosen:
         builder.add_world(world)
     for layout in extra:
         builder.add_extra(layout)
-    kinds = tuple(kind for kind in runtime.recompute_kinds if pins.allows_value("recompute", kind))
+    priced = [kind for kind in runtime.recompute_kinds if kind in PRICED_RECOMPUTE]
+    kinds = tuple(kind for kind in priced if pins.allows_value("recompute", kind))
     if not builder.rows or not kinds:
         raise _nothing_legal(builder.log, kinds, runtime, pins)
     columns = dict(zip(_NAMES, zip(*builder.rows, strict=True), strict=True))
@@ -158,7 +159,7 @@ def _check_worlds(worlds: Sequence[int], cluster: Cluster) -> None:
             )
 
 
-def _base_facts(model: Model, cluster: Cluster, workload: Workload, runtime: Runtime) -> Facts:
+def base_facts(model: Model, cluster: Cluster, workload: Workload, runtime: Runtime) -> Facts:
     kind = cluster.pools[0].kind
     return Facts(
         num_layers=model.num_layers,

@@ -64,7 +64,10 @@ class StageColumns:
     @classmethod
     def joined(cls, *parts: "StageColumns") -> "StageColumns":
         """All of them, sorted by stage, first and last block."""
-        arrays = {e.name: np.concatenate([getattr(part, e.name) for part in parts]) for e in fields(cls)}
+        filled = [part for part in parts if len(part)]
+        if len(filled) < 2:
+            return filled[0] if filled else parts[0]
+        arrays = {e.name: np.concatenate([getattr(part, e.name) for part in filled]) for e in fields(cls)}
         order = np.lexsort((arrays["last"], arrays["first"], arrays["stage"]))
         return cls(**{name: values[order] for name, values in arrays.items()})
 

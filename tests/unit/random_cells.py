@@ -147,6 +147,9 @@ class MadeUpSpace:
     def bounds_below(self, below_s: float) -> np.ndarray:
         return self.objective_bounds_s
 
+    def fits(self, index: int) -> bool:
+        return True
+
     def cell_for_bound(self, index: int, below_s: float) -> CellProblem:
         return without_misfits(self.cells[index])
 

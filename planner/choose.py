@@ -1,0 +1,266 @@
+"""From a problem to the choice: space, prices, search; beside it today's layout and the handbook's, and what to change if
+nothing fits.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from cost_models.problem import Problem
+from cost_models.records import Layout, RecordError, Schedule, Stage
+from cost_models.records.layout import STAGES
+from planner.errors import InfeasibleError, InputError, MeshwrightError
+from planner.incumbent import least_memory_bytes, least_objective
+from planner.priced import Priced
+from planner.readers.pins import Pins
+from planner.search import DELTA, SLACKS, Candidate, Choice, candidate, search
+from planner.solver import SolverName
+from planner.space import Space, enumerate_cells
+
+_ZERO_OF_HANDBOOK = (1, 0, 2, 3)
+"""ZeRO level that people take first: the distributed optimizer where the runtime has it, else plain data parallelism."""
+_MOST_COUNTS = 64
+"""Counts of nodes that are tried one by one for the least that would do."""
+_MOST_PROBED = 24
+"""Cells whose least memory is worked out when nothing fits."""
+_GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Answer:
+    """The choice among all cells, and the two layouts that people compare it with."""
+
+    problem: Problem
+    priced: Priced
+    """The space that was searched, with its prices."""
+    choice: Choice
+    at_risk: bool
+    """Nothing fits with the memory margin; these plans fit on expectation."""
+    baseline: Candidate | None
+    """The handbook's layout: smallest tp·pp that fits, tp inside the fast domain, the rest dp."""
+    current: Candidate | None
+    """Today's layout with its best split, where it fits and the runtime can do it."""
+    current_note: str
+    """Why today's layout is no candidate; empty otherwise."""
+
+    def stages(self, of: Candidate) -> tuple[Stage, ...]:
+        """The stages of a plan."""
+        return stages_of(of, self.problem.recompute_kinds)
+
+    def layout(self, of: Candidate) -> Layout:
+        """The layout of a plan, with its recompute."""
+        return layout_of(of, self.problem.recompute_kinds)
+
+
+def stages_of(plan: Candidate, recompute_kinds: tuple[str, ...]) -> tuple[Stage, ...]:
+    """The virtual stages of a plan as records; kinds that no layer has are left out."""
+    columns, pp = plan.cell.columns, plan.cell.layout.pp
+    stages = []
+    for virtual, pick in enumerate(plan.picks.tolist()):
+        counts = zip(recompute_kinds, columns.recompute_counts[pick].tolist(), strict=True)
+        stages.append(
+            Stage(
+                virtual=virtual,
+                device=virtual % pp,
+                blocks=(int(columns.first[pick]), int(columns.last[pick])),
+                recompute={kind: count for kind, count in counts if count},
+            )
+        )
+    return tuple(stages)
+
+
+def layout_of(plan: Candidate, recompute_kinds: tuple[str, ...]) -> Layout:
+    """The layout of a plan: its recompute where all layers agree, else `stages`."""
+    used = plan.cell.columns.recompute_counts[plan.picks].sum(axis=0)
+    kinds = [kind for kind, count in zip(recompute_kinds, used.tolist(), strict=True) if count]
+    return replace(plan.cell.layout, recompute=kinds[0] if len(kinds) == 1 else STAGES)
+
+
+def choose(
+    problem: Problem,
+    *,
+    pins: Pins | None = None,
+    worlds: Collection[int] | None = None,
+    current: Layout | None = None,
+    delta: float = DELTA,
+    time_limit_s: float | None = None,
+    solver: SolverName | None = None,
+) -> Answer:
+    """The plan for a problem, on `worlds` ranks (all GPUs of the cluster by default).
+
+    A `current` layout that fits and breaks no pin is always a candidate. InfeasibleError, with the smallest changes that
+    would do, where nothing fits; TimeLimitError where the time ended before the first plan.
+    """
+    pins = pins or Pins()
+    space = space_of(problem, pins, worlds)
+    today, note = _current(problem, current)
+    always = [today] if today is not None and current is not None and pins.allows(current) else []
+    for at_risk in (False, True):
+        priced = Priced.of(problem, space, at_risk=at_risk)
+        if not np.isfinite(priced.bounds_below(np.inf)).any():
+            continue
+        try:
+            choice = search(priced, delta=delta, time_limit_s=time_limit_s, solver=solver, always=always)
+        except InfeasibleError:
+            continue
+        handbook = priced if not pins.pins else Priced.of(problem, space_of(problem, Pins(), worlds), at_risk=at_risk)
+        return Answer(
+            problem=problem,
+            priced=priced,
+            choice=choice,
+            at_risk=at_risk,
+            baseline=_baseline(handbook),
+            current=today,
+            current_note=note,
+        )
+    raise _nothing_fits(problem, pins, priced)
+
+
+def space_of(problem: Problem, pins: Pins, worlds: Collection[int] | None = None) -> Space:
+    """The space of a problem."""
+    return enumerate_cells(
+        model=problem.model,
+        cluster=problem.cluster,
+        workload=problem.workload,
+        runtime=problem.runtime,
+        pins=pins,
+        worlds=worlds,
+    )
+
+
+def best_plan(priced: Priced, index: int) -> Candidate | None:
+    """The plan of least J of one cell, simulated; None where nothing fits."""
+    bound_s = float(priced.bounds_below(np.inf)[index])
+    if not np.isfinite(bound_s) or not priced.fits(index):
+        return None
+    for slack in SLACKS:
+        cell = priced.cell(index, bound_s * slack)
+        found = least_objective(cell)
+        if found is not None and found.objective_s <= bound_s * slack:
+            return candidate(cell, found.picks, found.objective_s)
+    return None
+
+
+def _current(problem: Problem, layout: Layout | None) -> tuple[Candidate | None, str]:
+    """Today's layout as a candidate, numbered -1, or why it is none."""
+    if layout is None:
+        return None, ""
+    kinds = (layout.recompute,)
+    if layout.recompute == STAGES:
+        kinds = problem.recompute_kinds
+    elif layout.recompute not in problem.recompute_kinds:
+        known = ", ".join(problem.recompute_kinds)
+        raise InputError(
+            f"--current: recompute {layout.recompute!r} is not a kind of {problem.runtime.name}; legal: {known}"
+        )
+    try:
+        space = enumerate_cells(
+            model=problem.model,
+            cluster=problem.cluster,
+            workload=problem.workload,
+            runtime=problem.runtime,
+            worlds=(),
+            extra=(replace(layout, recompute="none"),),
+        )
+        priced = Priced.of(problem, replace(space, recompute_kinds=kinds), at_risk=True)
+        found = best_plan(priced, 0)
+    except (RecordError, ValueError) as error:
+        return None, str(error)
+    if found is None:
+        return None, "it does not fit into the devices' memory, as modelled"
+    return replace(found, cell=replace(found.cell, index=-1)), ""
+
+
+def _baseline(priced: Priced) -> Candidate | None:
+    """The handbook's layout: one sequence a micro-batch, plain 1f1b, the smallest tp·pp that fits, the rest dp."""
+    cells = priced.space.cells
+    domain = priced.problem.cluster.pools[0].kind.domain_size
+    usual = (cells.vpp == 1) & (cells.mbs == 1) & (cells.cp == 1) & (cells.ep == 1) & (cells.tp <= domain)
+    usual &= (cells.schedule == Schedule.ONE_F_ONE_B) & ((cells.dp_replicate == 1) | (cells.zero == 0))
+    usual &= cells.world == cells.world.max()
+    preference = np.array([_ZERO_OF_HANDBOOK.index(int(zero)) for zero in cells.zero])
+    order = np.lexsort((preference, cells.pp, cells.tp * cells.pp))
+    fits = np.isfinite(priced.bounds_below(np.inf))
+    for index in order[usual[order] & fits[order]].tolist():
+        found = best_plan(priced, index)
+        if found is not None:
+            return found
+    return None
+
+
+# --- nothing fits ---------------------------------------------------------------------------------------------------------
+
+
+def _nothing_fits(problem: Problem, pins: Pins, priced: Priced) -> InfeasibleError:
+    device = problem.cluster.pools[0].kind.device
+    world = int(priced.space.cells.world.max())
+    told = [change for change in _changes(problem, pins, priced) if change]
+    pinned = f" with the pins {pins}" if pins.pins else ""
+    return InfeasibleError(
+        f"{problem.model.name} fits on {world} x {device.name} under no layout{pinned}: "
+        f"{priced.memory_limit_bytes / _GIB:.1f} GiB of each device are usable, and {len(priced.space)} layouts were tried",
+        relaxations=tuple(told),
+    )
+
+
+def _changes(problem: Problem, pins: Pins, priced: Priced) -> Iterator[str]:
+    """Single changes with which a plan exists, each tried out."""
+    yield _more_gpus(problem, pins)
+    least = _least_memory(priced)
+    if np.isfinite(least):
+        yield f"the same GPUs with {least / _GIB:.1f} GiB usable each instead of {priced.memory_limit_bytes / _GIB:.1f}"
+    for dropped in pins.pins:
+        others = Pins(pins=tuple(pin for pin in pins.pins if pin is not dropped))
+        if _feasible(problem, others):
+            yield f"without the pin {dropped}"
+    seq = problem.workload.seq
+    for shorter in (seq // 2, seq // 4, seq // 8):
+        if shorter >= 1 and _feasible(replace(problem, workload=replace(problem.workload, seq=shorter)), pins):
+            yield f"sequences of {shorter} tokens instead of {seq}"
+            break
+
+
+def _feasible(problem: Problem, pins: Pins) -> bool:
+    """Whether any plan fits."""
+    try:
+        priced = Priced.of(problem, space_of(problem, pins), at_risk=True)
+    except MeshwrightError:
+        return False
+    order = np.argsort(priced.memory_floors_bytes, kind="stable")
+    order = order[np.isfinite(priced.bounds_below(np.inf)[order])]
+    # options of one family share their activations: the one that holds least speaks for it
+    first_of_family = np.sort(np.unique(priced.families[order], return_index=True)[1])
+    return any(priced.fits(index) for index in order[first_of_family][:_MOST_PROBED].tolist())
+
+
+def _more_gpus(problem: Problem, pins: Pins) -> str:
+    """The least number of nodes of the same kind, found by doubling and then one by one."""
+    pool = problem.cluster.pools[0]
+    if len(problem.cluster.pools) > 1:
+        return ""
+
+    def on(num_nodes: int) -> bool:
+        cluster = replace(problem.cluster, pools=(replace(pool, num_nodes=num_nodes),), exceptions=())
+        return _feasible(replace(problem, cluster=cluster), pins)
+
+    most = 2 * pool.num_nodes
+    while not on(most):
+        most *= 2
+        if most * pool.kind.gpus_per_node > max(4096, 64 * problem.cluster.num_gpus):
+            return ""
+    between = range(max(pool.num_nodes, most // 2) + 1, most)
+    each = pool.kind.gpus_per_node
+    if len(between) > _MOST_COUNTS:
+        return f"{most * each} GPUs of this kind would do, {most // 2 * each} would not"
+    least = next((num_nodes for num_nodes in between if on(num_nodes)), most)
+    return f"{least * each} GPUs of this kind: the least number of whole nodes with which a plan was found"
+
+
+def _least_memory(priced: Priced) -> float:
+    """The least bytes of a device with which a plan exists, over the cells that need least by their floors (v = 1)."""
+    single = np.flatnonzero(priced.space.cells.vpp == 1)
+    order = single[np.argsort(priced.memory_floors_bytes[single], kind="stable")][:_MOST_PROBED]
+    roomy = replace(priced, memory_limit_bytes=np.inf)
+    thrifty = replace(roomy, space=replace(priced.space, recompute_kinds=(priced.thriftiest_kind,)))
+    return min((least_memory_bytes(thrifty.cell(index, np.inf)) for index in order.tolist()), default=np.inf)
