@@ -41,6 +41,14 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos[:, None] + torch.cat((-second, first), dim=-1) * sin[:, None]
 
 
+class RmsNorm(nn.RMSNorm):
+    """torch's RMSNorm, its weight in the dtype of the input: otherwise torch leaves its fused kernel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, hidden) -> (B, T, hidden)."""
+        return functional.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+
+
 class Attention(nn.Module):
     """Causal grouped-query attention."""
 
@@ -139,7 +147,7 @@ def initialise(module: nn.Module, seed: int) -> None:
 
 def _norm(model: Model) -> nn.Module:
     if model.norm is Norm.RMSNORM:
-        return nn.RMSNorm(model.hidden, eps=NORM_EPS)
+        return RmsNorm(model.hidden, eps=NORM_EPS)
     return nn.LayerNorm(model.hidden, eps=NORM_EPS)
 
 

@@ -258,8 +258,8 @@ def _signal_name(number: int) -> str:
 
 
 def die_with_parent() -> None:
-    """Have the kernel end this process when its parent dies (Linux: prctl(2), PR_SET_PDEATHSIG = 1)."""
-    if sys.platform == "linux":
+    """Have the kernel end a launched process when its parent dies (Linux: prctl(2), PR_SET_PDEATHSIG = 1)."""
+    if MARK in os.environ and sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)
 
 

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from cost_models.records import Decision
 from executor.errors import LateRankError, RefusedError
-from executor.launch import note_progress
+from executor.launch import die_with_parent, note_progress
 
 AXES = ("pp", "dp_replicate", "dp_shard", "tp")
 """Axes of every mesh, outermost first. The plan's rank order changes the ranks inside it, never the order of the axes."""
@@ -50,6 +50,7 @@ def start_process_group(timeout_s: float = START_TIMEOUT_S) -> None:
     """
     if dist.is_initialized():
         return
+    die_with_parent()
     missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
         raise RefusedError(

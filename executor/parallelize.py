@@ -209,6 +209,10 @@ class Parallel:
             raise RefusedError(
                 f"labels {tuple(labels.shape)} and inputs {tuple(inputs.shape)} differ; legal: one label per input"
             )
+        if inputs.shape[0] % self.decision.num_micro_batches:
+            raise RefusedError(
+                f"{inputs.shape[0]} sequences do not make {self.decision.num_micro_batches} equal micro-batches; legal: its multiples"
+            )
         broken = sequence_law(inputs.shape[1], layout.tp)
         if broken:
             raise RefusedError(broken)

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from cost_models.records import Optimizer, Plan
 from executor.decoder import Decoder
 from executor.errors import WrongResultError
-from executor.launch import die_with_parent
 from executor.mesh import START_TIMEOUT_S, mark_progress, naming_the_late, start_process_group
 from executor.parallelize import Parallel, apply
 from executor.verify import MAX_PARAMETERS, SelfCheck, selfcheck
@@ -33,7 +32,7 @@ class Step:
     gradient_norm: float
     """Before clipping."""
     phases_s: dict[str, float]
-    """forward and backward, or pipeline; reduce; clip; optimizer."""
+    """forward and backward, or pipeline; reduce; clip; optimizer. Empty where they were not timed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +56,7 @@ def train(
     build: Callable[[], nn.Module] | None = None,
     seed: int = 0,
     check: bool = True,
+    time_phases: bool = True,
     on_step: Callable[[int], None] | None = None,
     timeout_s: float = START_TIMEOUT_S,
 ) -> TrainResult:
@@ -64,10 +64,9 @@ def train(
 
     `build` gives the module (our own decoder of the plan's model by default). `check` compares the layout with the plan and
     a step with one process's first, and raises WrongResultError if they differ; models above MAX_PARAMETERS are compared in
-    layout alone. `on_step` is called with the number of each step before it begins. Raises LateRankError where a rank is lost.
+    layout alone. `time_phases` costs a synchronisation per phase on a GPU. `on_step` is called with the number of each step before it begins. Raises LateRankError where a rank is lost.
     """
     start_s = time.perf_counter()
-    die_with_parent()
     start_process_group(timeout_s)
     with naming_the_late():
         torch.manual_seed(seed)
@@ -81,6 +80,7 @@ def train(
         del reference
         if found is not None and not found.ok:
             raise WrongResultError(str(found))
+        parallel.phases.enabled = time_phases
         steps = _steps(parallel, num_steps, seed, on_step)
     return TrainResult(steps=steps, build_s=build_s, check=found, not_compared=skipped)
 
@@ -98,7 +98,6 @@ def _why_not_compared(module: nn.Module, check: bool) -> str:
 def _steps(parallel: Parallel, num_steps: int, seed: int, on_step: Callable[[int], None] | None) -> tuple[Step, ...]:
     workload = parallel.decision.workload
     optimizer = _optimizer(parallel)
-    parallel.phases.enabled = True
     steps = []
     for number in range(num_steps):
         if on_step is not None:

@@ -12,7 +12,6 @@ from torch.distributed.pipelining.schedules import (
     Schedule1F1B,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
-    ScheduleLoopedBFS,
     _PipelineSchedule,
 )
 from torch.distributed.tensor import DTensor
@@ -23,9 +22,7 @@ LossFunction = Callable[[Tensor, Tensor], Tensor]
 """(logits of a micro-batch, its labels) -> its share of the loss."""
 
 SINGLE = {Schedule.GPIPE: ScheduleGPipe, Schedule.ONE_F_ONE_B: Schedule1F1B}
-"""Schedules of one stage a device."""
-LOOPED = {Schedule.INTERLEAVED: ScheduleInterleaved1F1B, Schedule.LOOPED_BFS: ScheduleLoopedBFS}
-"""Schedules of several stages a device."""
+"""Schedules of one stage a device; interleaved 1F1B has several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +56,8 @@ class Pipeline:
         kind, count = self.decision.layout.schedule, self.decision.num_micro_batches
         if kind in SINGLE:
             return SINGLE[kind](stages[0], count, loss_fn=loss, scale_grads=False)
-        return LOOPED[kind](stages, count, loss_fn=loss, scale_grads=False)
+        assert kind == Schedule.INTERLEAVED, kind
+        return ScheduleInterleaved1F1B(stages, count, loss_fn=loss, scale_grads=False)
 
     def _stage(self, module: nn.Module, virtual: int, num_rows: int, seq: int) -> PipelineStage:
         num_stages = len(self.decision.stages)

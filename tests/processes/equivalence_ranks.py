@@ -16,6 +16,7 @@ from executor.errors import RefusedError
 from executor.mesh import start_process_group
 from executor.parallelize import IGNORE
 from executor.train import random_batch
+from executor.train import train as run_training
 from executor.verify import one_process, selfcheck
 from tests.processes.layouts import CASES, MODEL, SEQ, TRAINED, Case
 
@@ -26,8 +27,17 @@ MAX_NORM = 0.5
 def check(case: Case) -> dict[str, object]:
     module = Decoder(case.model, seed=1)
     reference = copy.deepcopy(module)
-    found = selfcheck(executor.apply(case.plan, module), reference)
-    return {"ok": found.ok, "text": str(found), "loss": found.loss_error, "gradient": found.gradient_error}
+    parallel = executor.apply(case.plan, module)
+    own = {name for name, _ in parallel.named_parameters()}
+    freed = all(p.is_meta for name, p in module.named_parameters() if name not in own)
+    found = selfcheck(parallel, reference)
+    return {
+        "ok": found.ok,
+        "freed": freed,
+        "text": str(found),
+        "loss": found.loss_error,
+        "gradient": found.gradient_error,
+    }
 
 
 def train(case: Case) -> dict[str, object]:
@@ -56,6 +66,27 @@ def train(case: Case) -> dict[str, object]:
     errors = torch.tensor(error)
     dist.all_reduce(errors, dist.ReduceOp.MAX)
     return {"error": float(errors)}
+
+
+def training() -> list[dict[str, object]]:
+    """The loop of `meshwright run`, in two layouts of one global batch."""
+    found = []
+    for case in (
+        Case(layout="dpr8", num_micro_batches=2),
+        Case(layout="pp2 dps2 tp2 zero2 sched=1f1b", num_micro_batches=8),
+    ):
+        result = run_training(case.plan, num_steps=2)
+        found.append(
+            {
+                "check": str(result.check),
+                "not_compared": result.not_compared,
+                "losses": [step.loss for step in result.steps],
+                "norms": [step.gradient_norm for step in result.steps],
+                "seconds": [step.seconds for step in result.steps],
+                "phases_s": [step.phases_s for step in result.steps],
+            }
+        )
+    return found
 
 
 def planted_faults() -> dict[str, bool]:
@@ -141,7 +172,7 @@ def transformers_llama() -> dict[str, dict[str, object]]:
 def main(path: Path) -> None:
     start_process_group(60)
     found: dict[str, object] = {}
-    for part in ("refusals", "planted_faults", "transformers_llama"):
+    for part in ("refusals", "planted_faults", "training", "transformers_llama"):
         start_s = time.monotonic()
         found[part] = globals()[part]()
         print(f"{part}: {time.monotonic() - start_s:.1f} s", file=sys.stderr, flush=True)

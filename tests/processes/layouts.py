@@ -75,6 +75,7 @@ class Case:
     recompute: dict[str, int] = field(default_factory=dict)
     order: tuple[str, ...] = ORDER
     permutation: tuple[int, ...] | None = None
+    precision: Precision = Precision.FP32
 
     @property
     def decision(self) -> Decision:
@@ -83,7 +84,7 @@ class Case:
         return Decision(
             runtime="torch",
             layout=layout,
-            workload=Workload(seq=SEQ, gbs=layout.dp * layout.mbs * self.num_micro_batches, precision=Precision.FP32),
+            workload=Workload(seq=SEQ, gbs=layout.dp * layout.mbs * self.num_micro_batches, precision=self.precision),
             num_micro_batches=self.num_micro_batches,
             stages=tuple(
                 Stage(virtual=i, device=i % layout.pp, blocks=b, recompute=self.recompute) for i, b in enumerate(blocks)
@@ -146,8 +147,10 @@ CASES = (
     Case(layout="pp2 dps2 tp2 zero3 sched=gpipe", permutation=(0, 2, 1, 3, 4, 6, 5, 7)),
     Case(layout="pp2 dps2 tp2 zero3 sched=1f1b", model=TIED, order=("dp_shard", "pp", "tp")),
     Case(layout="pp2 vpp2 dps2 tp2 zero3 sched=interleaved", recompute={"full": 1}),
-    Case(layout="pp2 vpp2 dpr2 tp2 sched=loopedbfs"),
     Case(layout="pp2 dpr2 dps2 zero3 sched=1f1b"),
+    # rounded
+    Case(layout="dpr8", precision=Precision.BF16),
+    Case(layout="pp2 dps2 tp2 zero3 sched=1f1b", precision=Precision.BF16, recompute={"selective": 1}),
 )
 """Two micro-batches where nothing asks for more: what a schedule can do wrong, it does wrong with two."""
 
