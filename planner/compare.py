@@ -39,7 +39,8 @@ def read_measurements(paths: Iterable[str | Path]) -> Measurements:
 
 
 def compare(plan: Plan, measured: Measurements) -> dict[str, Any]:
-    """The document: one row a quantity, with predicted and measured value, error, and whether it lies inside the interval.
+    """The document: one row a quantity, with predicted and measured value, error, and whether it lies inside the interval;
+    `picture` is the row that planner.report.plots draws.
 
     Raises InputError where the plan has no prediction (it was edited), or nothing was measured of this plan.
     """
@@ -60,6 +61,7 @@ def compare(plan: Plan, measured: Measurements) -> dict[str, Any]:
             }
         rows.append(row)
     memory, without_partner = _memory(predicted, own)
+    fullest: dict[str, Any] = next((row for row in memory if row["ranks"] == "all"), {})
     return {
         "layout": print_layout(plan.decision.layout),
         "decision_sha256": plan.decision.sha256,
@@ -68,6 +70,15 @@ def compare(plan: Plan, measured: Measurements) -> dict[str, Any]:
         "rows": rows,
         "memory": memory,
         "not_compared": unmatched + without_partner,
+        "picture": {
+            "layout": print_layout(plan.decision.layout),
+            "predicted_s": predicted.step_s,
+            "low_s": predicted.step_s_low,
+            "high_s": predicted.step_s_high,
+            "measured_s": list(measured_phases(own).get("step", ())),
+            "predicted_gib": fullest.get("predicted_gib"),
+            "measured_gib": fullest.get("measured_gib"),
+        },
     }
 
 
@@ -231,7 +242,7 @@ def fitted_on(runs: Sequence[Run], calibration: Calibration | None = None) -> Ca
     wanted: list[tuple[Run, tuple[str, ...]]] = []
     for run in runs:
         phases = {phase: samples for phase, samples in measured_phases(run.measured).items() if min(samples) > 0}
-        promised = predicted_phases(_predict(run.plan, prior), run.plan.decision.num_micro_batches)
+        promised = predicted_phases(promise_with(run.plan, prior), run.plan.decision.num_micro_batches)
         names = tuple(phase for phase in phases if phase != "step" and promised.get(phase, 0.0) > 0)
         wanted.append((run, names))
         for phase in names:
@@ -242,7 +253,7 @@ def fitted_on(runs: Sequence[Run], calibration: Calibration | None = None) -> Ca
     def predictions(found: Calibration) -> list[float]:
         seconds = []
         for run, names in wanted:
-            phases = predicted_phases(_predict(run.plan, found), run.plan.decision.num_micro_batches)
+            phases = predicted_phases(promise_with(run.plan, found), run.plan.decision.num_micro_batches)
             seconds += [phases[phase] for phase in names]
         return seconds
 
@@ -250,7 +261,8 @@ def fitted_on(runs: Sequence[Run], calibration: Calibration | None = None) -> Ca
     return refit(prior, rows, predictions, name=f"{prior.name}, refitted on runs", date=today).calibration
 
 
-def _predict(plan: Plan, calibration: Calibration) -> Prediction:
+def promise_with(plan: Plan, calibration: Calibration) -> Prediction:
+    """What the plan's decision would be promised under another calibration."""
     request = plan.request
     problem = Problem(
         model=request.model,

@@ -36,7 +36,7 @@ from executor.cli.outcome import Outcome
 from executor.errors import LateRankError
 from executor.launch import launch
 from executor.settings import Settings, write_job
-from planner.compare import compare, measured_phases, ranking, runs_of
+from planner.compare import compare, ranking
 from planner.decisions import decision_of_layout
 from planner.errors import InputError
 from planner.plan import make_plan
@@ -295,6 +295,7 @@ def _row(plan: Plan, runs: Measurements, *, chosen: bool) -> dict[str, Any]:
         "predicted_memory_gib": memory.get("predicted_gib"),
         "measured_memory_gib": memory.get("measured_gib"),
         "memory_error": memory.get("error"),
+        "picture": found["picture"] | {"layout": short(plan.decision.layout)},
     }
 
 
@@ -313,27 +314,9 @@ def _timeline(problem: Problem, plan: Plan, path: Path) -> None:
 
 
 def _picture(world: World, out: Path) -> Path:
-    samples = {plan.decision.sha256: step_samples(plan, world.runs) for plan in world.plans}
-    by_text = {print_layout(plan.decision.layout): samples[plan.decision.sha256] for plan in world.plans}
-    rows = [
-        {
-            "layout": row["layout"],
-            "predicted_s": row["predicted_s"],
-            "low_s": row["predicted_low_s"],
-            "high_s": row["predicted_high_s"],
-            "measured_s": list(by_text[row["text"]]),
-            "predicted_gib": row["predicted_memory_gib"],
-            "measured_gib": row["measured_memory_gib"],
-        }
-        for row in world.document["layouts"]
-    ]
+    rows = [row["picture"] for row in world.document["layouts"]]
     title = f"Predicted and measured, {world.ranks} ranks"
     return comparison_plot(rows, out / f"predicted-and-measured-{world.ranks}.png", title=title)
-
-
-def step_samples(plan: Plan, runs: Measurements) -> tuple[float, ...]:
-    """Seconds of each measured step of a plan."""
-    return measured_phases(runs_of(plan, runs))["step"]
 
 
 def demo_text(document: dict[str, Any]) -> str:
