@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models import blocks, compute
+from cost_models.calibrations import value
 from cost_models.collectives import Collective, curve_s
 from cost_models.problem import Cells, Problem
 from cost_models.records import (
@@ -35,6 +36,8 @@ from cost_models.records import (
 
 FloatArray = NDArray[np.float64]
 
+LEAST_SAMPLES = 5
+"""Samples from which the spread of an operation says something."""
 LEAST_SPREAD = 0.02
 """Least relative spread of a measured run: a perfect repetition says little of the next day (p90 of repeated published
 configurations is 6 to 9%)."""
@@ -81,16 +84,21 @@ def fit(problem: Problem, measurements: Iterable[Measurement], *, name: str, dat
     problem = replace(problem, calibration=found)
     coefficients = dict(found.coefficients)
     for full, ratios, old in _efficiencies(problem, operations):
-        value, residual = _log_mean(ratios)
+        mean, residual = _log_mean(ratios)
         coefficients[full] = Coefficient(
-            value=value if old is None else old * value,
+            value=mean if old is None else old * mean,
             unit="1",
             source=f"fitted on operations timed on {machine}",
             date=date,
             residual=residual,
             rows=len(ratios),
         )
-    for full, coefficient in (*_overheads(problem, taken, date), *_contexts(problem, measurements, date)):
+    further = (
+        *_overheads(problem, taken, date),
+        *_contexts(problem, measurements, date),
+        *_interval(problem, taken, date),
+    )
+    for full, coefficient in further:
         coefficients[full] = coefficient
     return replace(found, coefficients=coefficients)
 
@@ -239,6 +247,28 @@ def _contexts(problem: Problem, measurements: Sequence[Measurement], date: str) 
                     rows=1,
                 ),
             )
+
+
+def _interval(problem: Problem, measurements: Sequence[Measurement], date: str) -> Iterator[tuple[str, Coefficient]]:
+    """Half-width of the 80% interval of what rests on measurements: their own spread, where that is wider than the prior."""
+    widths = []
+    for one in measurements:
+        if one.kind is MeasurementKind.OP and len(one.samples_s) >= LEAST_SAMPLES and min(one.samples_s) > 0:
+            low, high = np.quantile(one.samples_s, [0.1, 0.9])
+            widths.append(math.log(high / low) / 2)
+    name = f"interval.measured.{problem.runtime.name}"
+    prior = value(problem.calibration, "interval.measured", problem.runtime.name)
+    if widths and median(widths) > prior:
+        yield (
+            name,
+            Coefficient(
+                value=median(widths),
+                unit="1",
+                source=f"median over {len(widths)} operations of half their middle 80%, on {measurements[0].machine}",
+                date=date,
+                rows=len(widths),
+            ),
+        )
 
 
 def _log_mean(ratios: Sequence[float]) -> tuple[float, float]:

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn import functional
 
 from cost_models.records import (
     MeasuredMemory,
@@ -46,13 +47,15 @@ from executor.launch import die_with_parent
 from executor.mesh import local_device, naming_the_late, start_process_group
 from executor.parallelize import apply
 from executor.peak import PeakMemory, exact_heap, trim_heap
-from executor.settings import Job, Settings
+from executor.settings import REFERENCE_KEY, REFERENCE_SIDE, Job, Settings
 from executor.train import _optimizer, _step, random_batch
 from executor.verify import MAX_PARAMETERS, selfcheck
 from planner.profiling.clock import Rule, machine, sample, versions
 
 PROGRESS_MARK = "progress: "
 """Rank 0 begins the lines with it that are meant for people."""
+REFERENCE_S = 0.03
+"""Length of one of its samples: several time slices."""
 END = "end"
 """Command to a child: nothing more will come."""
 
@@ -233,11 +236,23 @@ def measure_runs(plans: Sequence[Plan], settings: Settings) -> Measurements:
         for index, child in enumerate(children):
             _say(f"layout {index + 1} of {len(plans)}: {child.name}")
             child.do("warm_up")
+        reference: list[float] = []
         for step in range(settings.steps):
             for child in children:
                 child.do("count")
+            reference += _reference()
             _say(f"step {step + 1} of {settings.steps} of each layout")
-        return Measurements(measurements=tuple(m for child in children for m in child.do("result")))
+        results = [m for child in children for m in child.do("result")]
+    alike = Measurement(kind=MeasurementKind.OP, key=REFERENCE_KEY, samples_s=tuple(reference), **stamp())
+    return Measurements(measurements=(*results, alike))
+
+
+def _reference() -> tuple[float, ...]:
+    """Samples of one product, which every profile holds too: did the machine run as fast as when it was profiled?"""
+    device = local_device()
+    a, b = (torch.ones(REFERENCE_SIDE, REFERENCE_SIDE, device=device) for _ in range(2))
+    rule = Rule(warmup=1, repetitions=2, sample_s=REFERENCE_S)
+    return sample({"": lambda: functional.linear(a, b)}, rule, synchronise=_wait_for())[""]
 
 
 class _Child:

@@ -7,6 +7,10 @@ from pathlib import Path
 from cost_models.records import Plan, save
 from executor.errors import RefusedError
 
+REFERENCE_SIDE = 512
+"""Of the matrices of the reference product: two milliseconds on a core of today."""
+REFERENCE_KEY = f"matmul/fp32/{REFERENCE_SIDE}x{REFERENCE_SIDE}x{REFERENCE_SIDE}"
+"""Its key in a profile."""
 LEAST_WARMUP = 2
 """Optimizer steps before anything counts."""
 

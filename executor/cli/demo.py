@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from cost_models.calibrations import shipped
@@ -35,7 +36,7 @@ from executor.cli.bench_job import LAYER, Job
 from executor.cli.outcome import Outcome
 from executor.errors import LateRankError
 from executor.launch import launch
-from executor.settings import Settings, write_job
+from executor.settings import REFERENCE_KEY, Settings, write_job
 from planner.compare import compare, ranking
 from planner.decisions import decision_of_layout
 from planner.errors import InputError
@@ -74,6 +75,8 @@ STEPS = 5
 """Steps of each layout that count."""
 MOST_LAYOUTS = {2: 5, 4: 6}
 """Layouts that are run, by number of ranks: the chosen one, and the best of other families."""
+NOTABLE_SLOWDOWN = 0.1
+"""Drift of the machine between profile and run that is told beside the errors."""
 TIMEOUT_S = 600.0
 """Of each session and each run, for machines that do other work too: on two idle cores the whole takes under five minutes."""
 
@@ -147,9 +150,8 @@ def one_world(ranks: int, out: Path, runtime: Runtime, say: Progress) -> World:
     _timeline(problem, chosen, out / f"timeline-{ranks}.json")
     say(f"{ranks} ranks: running {len(plans)} layouts, a step of each in turn")
     runs = _run(ranks, plans, out, say)
-    return World(
-        ranks=ranks, calibration=calibration, plans=plans, runs=runs, document=world_document(ranks, plans, runs)
-    )
+    document = world_document(ranks, plans, runs) | {"slowdown": slowdown(taken, runs)}
+    return World(ranks=ranks, calibration=calibration, plans=plans, runs=runs, document=document)
 
 
 # Measuring -----------------------------------------------------------------------------------------------------------
@@ -158,7 +160,7 @@ def one_world(ranks: int, out: Path, runtime: Runtime, say: Progress) -> World:
 def operations_of(ranks: int) -> tuple[str, ...]:
     """Keys that are timed: products and attention of one sequence, whole blocks of every size of micro-batch."""
     degrees = tuple(degree for degree in (1, 2, 4) if degree <= ranks)
-    keys = dict.fromkeys(keys_of(MODEL, WORKLOAD, Shapes(tp=degrees, mbs=MICRO_BATCHES[:1])))
+    keys = dict.fromkeys((REFERENCE_KEY, *keys_of(MODEL, WORKLOAD, Shapes(tp=degrees, mbs=MICRO_BATCHES[:1]))))
     for tp in degrees:
         for mbs in MICRO_BATCHES:
             keys |= dict.fromkeys(block_keys(MODEL, WORKLOAD, tp, mbs))
@@ -283,6 +285,15 @@ def world_document(ranks: int, plans: Sequence[Plan], runs: Measurements) -> dic
     return {"ranks": ranks, "machine": runs.measurements[0].machine, "layouts": rows, "order": order}
 
 
+def slowdown(profile: Measurements, runs: Measurements) -> float:
+    """How many times longer the reference product took during the runs than during the profile: 1 on a machine left alone."""
+    then, now = (
+        next(median(one.samples_s) for one in found.measurements if one.key == REFERENCE_KEY)
+        for found in (profile, runs)
+    )
+    return now / then
+
+
 def _row(plan: Plan, runs: Measurements, *, chosen: bool) -> dict[str, Any]:
     found = compare(plan, runs)
     step = next(row for row in found["rows"] if row["phase"] == "step")
@@ -323,7 +334,13 @@ def demo_text(document: dict[str, Any]) -> str:
     """The tables, and where the files are."""
     blocks = [f"{document['model']}: {document['num_params']:,} parameters, {WORKLOAD.gbs} sequences of {WORKLOAD.seq}"]
     for world in document["worlds"]:
-        blocks.append(f"{world['ranks']} ranks on {world['machine']}\n{layouts_table(world)}")
+        told = f"{world['ranks']} ranks on {world['machine']}\n{layouts_table(world)}"
+        if abs(world["slowdown"] - 1) > NOTABLE_SLOWDOWN:
+            told += (
+                f"\nnote: while the layouts ran, this machine took {world['slowdown']:.2f} times as long for the same product "
+                "as while it was profiled: other programs were busy then or now, and every error above has this in it"
+            )
+        blocks.append(told)
     files = "\n".join(f"  {path}" for path in document["files"])
     blocks.append(f"files (timelines open in ui.perfetto.dev):\n{files}")
     blocks.append(f"{document['seconds']:.0f} s in all")

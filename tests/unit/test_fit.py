@@ -132,6 +132,14 @@ def test_the_context_is_the_memory_of_a_run_without_a_model(problem: Problem) ->
     assert found.coefficients["memory.context_bytes.rss.cpu"].value == 12345
 
 
+def test_the_interval_is_as_wide_as_the_measurements_scatter(problem: Problem) -> None:
+    name = "interval.measured.torch"
+    steady = fitted(problem, op("launch/fp32", *[1.0] * 9))
+    wild = fitted(problem, op("launch/fp32", *[float(2**n) for n in range(11)]))
+    assert name not in steady.coefficients
+    assert wild.coefficients[name].value == pytest.approx(math.log(2) * 8 / 2)
+
+
 def test_nothing_to_fit_is_said(problem: Problem) -> None:
     with pytest.raises(RecordError, match="nothing to fit"):
         fitted(problem)
