@@ -146,7 +146,7 @@ def _current(problem: Problem, layout: Layout | None) -> tuple[Candidate | None,
     """Today's layout as a candidate, numbered -1, or why it is none."""
     if layout is None:
         return None, ""
-    kinds = (layout.recompute,)
+    kinds: tuple[str, ...] = (layout.recompute,)
     if layout.recompute == STAGES:
         kinds = problem.recompute_kinds
     elif layout.recompute not in problem.recompute_kinds:

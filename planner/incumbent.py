@@ -215,7 +215,7 @@ def _distinct(values: FloatArray) -> FloatArray:
     ordered = np.unique(values)
     if len(ordered) < 2:
         return ordered
-    return ordered[np.append(ordered[1:] > ordered[:-1] * (1 + EXACT), True)]
+    return np.asarray(ordered[np.append(ordered[1:] > ordered[:-1] * (1 + EXACT), True)])
 
 
 # --- v > 1: the recompute of each device --------------------------------------------------------------------------------

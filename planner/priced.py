@@ -87,19 +87,27 @@ class Priced:
         cells, prices = self.space.cells, self.prices
         kinds = list(self.kinds)
         counts = np.array([1, self.problem.model.num_layers, 1])
-        divided = np.where(cells.zero >= 1, cells.shard_group[0], 1)
-        mean_params = prices.params @ counts / cells.pp
-        # the optimizer's time is linear in the parameters, so some device has at least the mean
-        update = compute.moved_s(prices.rates, prices.rates.optimizer_bytes, mean_params / divided).total
-        family = self.problem.cluster.pools[0].kind.device.family
-        constant = value(self.problem.calibration, "step.constant_s", family, self.problem.runtime.name)
         return cell_floors(
             num_devices=cells.pp,
             block_counts=counts,
             block_forward_s=prices.forward_s[:, :, kinds].min(axis=-1),
             block_backward_s=prices.backward_s[:, :, kinds].min(axis=-1),
-            tail_s=constant + update,
+            tail_s=self._constant_s,
         )
+
+    @property
+    def _constant_s(self) -> float:
+        family = self.problem.cluster.pools[0].kind.device.family
+        return value(self.problem.calibration, "step.constant_s", family, self.problem.runtime.name)
+
+    @cached_property
+    def longest_tails_s(self) -> FloatArray:
+        """(n,) κ at least: the optimizer's time is linear in the parameters, so some device has the mean of it or more."""
+        cells, prices = self.space.cells, self.prices
+        divided = np.where(cells.zero >= 1, cells.shard_group[0], 1)
+        mean_params = prices.params @ np.array([1, self.problem.model.num_layers, 1]) / cells.pp
+        update = compute.moved_s(prices.rates, prices.rates.optimizer_bytes, mean_params / divided).total
+        return np.asarray(self._constant_s + update)
 
     @cached_property
     def least_totals_s(self) -> FloatArray:
@@ -146,9 +154,11 @@ class Priced:
         )
         with np.errstate(invalid="ignore"):  # 0 x infinity: one micro-batch that does not fit
             bound_s = (
-                np.nan_to_num((num_micro - 1 / cells.vpp) * load_s, nan=np.inf) + total_s / cells.vpp + floors.tail_s
+                np.nan_to_num((num_micro - 1 / cells.vpp) * load_s, nan=np.inf)
+                + total_s / cells.vpp
+                + self.longest_tails_s
             )
-        return np.maximum(bound_s, closed_objective_bound_s(floors, cells.vpp, num_micro))
+        return np.asarray(np.maximum(bound_s, closed_objective_bound_s(floors, cells.vpp, num_micro)))
 
     @cached_property
     def simulated_bounds_s(self) -> FloatArray:
@@ -182,7 +192,7 @@ class Priced:
         vpp = self.space.cells.vpp
         repeats = self.num_micro_batches - 1 / vpp
         with np.errstate(divide="ignore", invalid="ignore"):
-            heaviest_s = (below_s - self.floors.tail_s - self.least_totals_s / vpp) / repeats * (1 + 1e-9)
+            heaviest_s = (below_s - self.longest_tails_s - self.least_totals_s / vpp) / repeats * (1 + 1e-9)
             most_layers = np.where(repeats > 0, heaviest_s / self._memory.layer_s.min(axis=1), np.inf)
         most_layers = np.minimum(most_layers, self.problem.model.num_layers)
         extra = extra_seconds(self._memory, most_layers, self.objective_bounds_s <= below_s)
@@ -215,7 +225,7 @@ class Priced:
     def cell(self, index: int, below_s: float) -> CellProblem:
         """The cell with every column of a plan with J ≤ `below_s` that fits and that no other column makes needless."""
         cells = self.space.cells
-        total_s, tail_s = float(self.least_totals_s[index]), float(self.floors.tail_s[index])
+        total_s, tail_s = float(self.least_totals_s[index]), float(self.longest_tails_s[index])
         most = heaviest_below(below_s - tail_s, total_s, int(self.num_micro_batches[index]), int(cells.vpp[index]))
         return self._cell(index, most)
 
@@ -301,11 +311,11 @@ class Priced:
         mixed = self._saving(cell, tight, missing[may_fit])
         mixed = mixed.take(fits_alone(cell.with_columns(mixed)))
         half = mixed.half_hops_s
-        kept = undominated(
+        worth = undominated(
             [mixed.stage, mixed.first, mixed.last],
             [mixed.load_s + mixed.tail_s, mixed.forward_s + half, mixed.backward_s + half],
         )
-        return StageColumns.joined(plain.take(fit), mixed.take(kept))
+        return StageColumns.joined(plain.take(fit), mixed.take(worth))
 
     def _worthwhile(self, cell: CellProblem, spans: Spans) -> StageColumns:
         """v > 1: the cheapest recompute on devices that fit with it, every undominated mixture on the others."""
@@ -412,19 +422,17 @@ class Priced:
         )
 
 
+_NO_BLOCKS, _NO_PRICES = np.empty(0, dtype=np.intp), np.empty(0)
 _NO_COLUMNS = StageColumns(
-    **{name: np.empty(0, dtype=np.intp) for name in ("stage", "first", "last")},
-    recompute_counts=np.empty((0, 0), dtype=np.int64),
-    **{
-        name: np.empty(0)
-        for name in (
-            "forward_s",
-            "backward_s",
-            "hop_in_s",
-            "hop_out_s",
-            "tail_s",
-            "state_bytes",
-            "activation_bytes",
-        )
-    },
+    stage=_NO_BLOCKS,
+    first=_NO_BLOCKS,
+    last=_NO_BLOCKS,
+    recompute_counts=np.empty((0, 0), dtype=np.intp),
+    forward_s=_NO_PRICES,
+    backward_s=_NO_PRICES,
+    hop_in_s=_NO_PRICES,
+    hop_out_s=_NO_PRICES,
+    tail_s=_NO_PRICES,
+    state_bytes=_NO_PRICES,
+    activation_bytes=_NO_PRICES,
 )

@@ -162,7 +162,9 @@ class _Search:
         while len(waiting):
             waiting = waiting[np.argsort(self.bounds_s[waiting], kind="stable")]
             known_s = self.incumbent_s
-            for place, index in enumerate(waiting.tolist()):
+            opened = 0
+            for index in waiting.tolist():
+                opened += 1
                 limit_s = min((1 + self.delta) * known_s, self.best_of_family.get(int(families[index]), np.inf))
                 if self.bounds_s[index] > (1 + self.delta) * known_s:
                     return
@@ -175,7 +177,7 @@ class _Search:
                     # a better plan makes tighter bounds
                     self.bounds_s = self.space.bounds_below((1 + self.delta) * self.incumbent_s)
                     break
-            waiting = waiting[place + 1 :]
+            waiting = waiting[opened:]
 
     def look(self, index: int, limit_s: float) -> CellOptimum | None:
         """The best plan of a cell if its J is at most `limit_s`; without a limit, with few columns first."""
@@ -258,10 +260,14 @@ class _Search:
     def least_bound(self, simulated_s: float) -> tuple[float, int]:
         """min R over all cells, or a bound below it, and the cell that sets it; never above `simulated_s`."""
         bounds = self.space.simulated_bounds_s
-        heap = [(float(bounds[index]), index, False) for index in range(len(bounds))]
+        possible = np.flatnonzero(np.isfinite(self.space.bounds_below(np.inf)))
+        heap = [(float(bounds[index]), index, False) for index in possible.tolist()]
         heapq.heapify(heap)
         while True:
             bound_s, index, exact = heap[0]
+            if not exact and index not in self.opened and self.left_s() > 0 and not self.space.fits(index):
+                heapq.heappop(heap)
+                continue
             worth = bound_s < _REFINE_BELOW * simulated_s and self.space.layout(index).vpp == 1 and self.left_s() > 0
             if exact or not worth:
                 return min(bound_s, simulated_s), index

@@ -122,7 +122,7 @@ def enumerate_cells(
         objects[name] = np.empty(len(builder.rows), dtype=object)
         objects[name][:] = columns.pop(name)
     family = np.array(columns.pop("family"))
-    cells = Cells(**{name: np.array(values, dtype=np.int64) for name, values in columns.items()}, **objects)
+    cells = Cells(**{name: np.array(values, dtype=np.int64) for name, values in columns.items()}, **objects)  # type: ignore[arg-type]
     return Space(
         cells=cells,
         families=family,
@@ -160,6 +160,7 @@ def _check_worlds(worlds: Sequence[int], cluster: Cluster) -> None:
 
 
 def base_facts(model: Model, cluster: Cluster, workload: Workload, runtime: Runtime) -> Facts:
+    """What is known before any degree is chosen."""
     kind = cluster.pools[0].kind
     return Facts(
         num_layers=model.num_layers,

@@ -1,0 +1,258 @@
+"""Cells from the laws, and their columns and bounds with real prices against a full enumeration."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cost_models.calibrations import shipped
+from cost_models.problem import Columns, Problem
+from cost_models.records import Model, Schedule, Workload, normalised
+from cost_models.schedules import Pipeline, max_in_flight
+from cost_models.stage import price_columns
+from planner.errors import InfeasibleError, InputError
+from planner.exhaustive import best_plan, lower_bound_of, plans
+from planner.floors import vectors_of
+from planner.incumbent import least_lower_bound_s, least_objective
+from planner.priced import Priced
+from planner.readers.clusters import read_cluster
+from planner.readers.models import read_model
+from planner.readers.pins import parse_pins
+from planner.readers.runtimes import read_runtime
+from planner.space import MOST_MICRO_BATCH, Space, enumerate_cells
+from planner.stages import CellProblem, StageColumns, free_spans
+
+LLAMA = read_model("llama3-8b")
+
+
+def space_on(cluster: str, *, gbs: int = 512, pin: str = "", runtime: str = "torch", model: Model = LLAMA) -> Space:
+    return enumerate_cells(
+        model=model,
+        cluster=read_cluster(cluster),
+        workload=Workload(gbs=gbs, seq=8192),
+        runtime=read_runtime(runtime),
+        pins=parse_pins(pin),
+    )
+
+
+@pytest.mark.parametrize("num_gpus", [1, 2, 3, 5, 6, 7, 8, 16, 64, 1000])
+def test_no_gpu_is_idle_and_the_batch_is_whole(num_gpus: int) -> None:
+    space = space_on(f"h100x{num_gpus}", gbs=num_gpus * 4)
+    cells = space.cells
+    assert (cells.world == num_gpus).all()
+    assert (cells.dp * cells.mbs * cells.num_micro_batches(num_gpus * 4) == num_gpus * 4).all()
+    assert (LLAMA.kv_heads % cells.tp == 0).all()
+    assert (cells.mbs <= MOST_MICRO_BATCH).all()
+    assert (cells.dp_shard[cells.zero == 0] == 1).all()
+    assert (cells.dp_shard[cells.zero > 0] > 1).all()
+    chunked = cells.schedule == Schedule.INTERLEAVED
+    assert (cells.vpp[chunked] > 1).all()
+    assert (cells.vpp[~chunked] == 1).all()
+    assert (LLAMA.num_layers % (cells.vpp * cells.pp)[chunked] == 0).all()
+    layouts = {str(cells.layout(index)) for index in range(len(space))}
+    assert len(layouts) == len(space)
+    for index in range(0, len(space), max(1, len(space) // 50)):
+        layout = cells.layout(index)
+        Pipeline(
+            schedule=layout.schedule,
+            num_devices=layout.pp,
+            num_virtual_per_device=layout.vpp,
+            num_micro_batches=layout.num_micro_batches(num_gpus * 4),
+        )
+        assert space.find(layout) == index
+
+
+def test_refusals_are_counted_with_an_example() -> None:
+    refusals = {refusal.code: refusal for refusal in space_on("h100x64").refusals}
+    assert refusals["KV_HEADS_MOD_TP"].count == 2
+    assert refusals["KV_HEADS_MOD_TP"].example == "kv_heads=8 tp=16"
+    assert "MICROBATCHES_LT_PP" in refusals
+
+
+def test_pins_restrict_and_are_told() -> None:
+    space = space_on("h100x64", pin="tp=4|8, zero!=3, recompute=none|full, pp<=2")
+    assert set(space.cells.tp.tolist()) == {4, 8}
+    assert 3 not in space.cells.zero
+    assert space.cells.pp.max() == 2
+    assert space.recompute_kinds == ("none", "full")
+    assert any("tp=4|8" in restriction for restriction in space.restrictions)
+
+
+def test_a_pinned_micro_batch_may_be_larger_than_the_search_offers() -> None:
+    assert set(space_on("h100x8", pin="mbs=32").cells.mbs.tolist()) == {32}
+
+
+def test_a_layout_may_be_added() -> None:
+    layout = normalised(tp=16, dp=4, mbs=1)
+    space = enumerate_cells(
+        model=LLAMA,
+        cluster=read_cluster("h100x64"),
+        workload=Workload(gbs=512, seq=8192),
+        runtime=read_runtime("torch"),
+        extra=(layout,),
+    )
+    assert space.find(layout) == len(space) - 1
+
+
+def test_nothing_legal_names_the_reasons() -> None:
+    with pytest.raises(InfeasibleError, match="no layout is legal here with the pins tp=3"):
+        space_on("h100x64", pin="tp=3")
+    with pytest.raises(InfeasibleError, match="GBS_MOD_MBSDP"):
+        space_on("h100x7", gbs=5, pin="dp=7")
+
+
+def test_more_gpus_than_there_are() -> None:
+    with pytest.raises(InputError, match=r"has 64 GPUs; legal: 1\.\.64"):
+        enumerate_cells(
+            model=LLAMA,
+            cluster=read_cluster("h100x64"),
+            workload=Workload(gbs=512, seq=8192),
+            runtime=read_runtime("torch"),
+            worlds=(65,),
+        )
+
+
+# --- columns ------------------------------------------------------------------------------------------------------------
+
+
+def test_spans_are_those_of_some_chain() -> None:
+    generator = np.random.default_rng(0)
+    for _ in range(60):
+        block_s = generator.integers(1, 5, size=generator.integers(3, 9)).astype(float)
+        num_stages = int(generator.integers(1, len(block_s) + 1))
+        limit = float(generator.integers(3, 14))
+        expected = set()
+        for cuts in itertools.combinations(range(1, len(block_s)), num_stages - 1):
+            edges = [0, *cuts, len(block_s)]
+            if all(block_s[a:b].sum() <= limit for a, b in itertools.pairwise(edges)):
+                expected |= {(s, a, b - 1) for s, (a, b) in enumerate(itertools.pairwise(edges))}
+        spans = free_spans(block_s, num_stages, limit)
+        found = set(zip(spans.stage.tolist(), spans.first.tolist(), spans.last.tolist(), strict=True))
+        # each span of a chain is there; one that is there fits, though perhaps in no whole chain
+        assert expected <= found
+        assert all(block_s[a : b + 1].sum() <= limit for _, a, b in found)
+
+
+@pytest.mark.parametrize(("pp", "vpp"), [(2, 2), (2, 3), (3, 2), (4, 2), (4, 4), (5, 3), (8, 2)])
+def test_in_flight_vectors_need_no_more_than_four_rounds(pp: int, vpp: int) -> None:
+    for rounds in range(1, 9):
+        pipeline = Pipeline(
+            schedule=Schedule.INTERLEAVED, num_devices=pp, num_virtual_per_device=vpp, num_micro_batches=pp * rounds
+        )
+        assert vectors_of(pipeline) == max_in_flight(pipeline)
+
+
+TINY = replace(LLAMA, name="tiny", num_layers=4, hidden=2048, ffn=8192, heads=16, kv_heads=8, head_dim=128, vocab=32000)
+
+
+def tiny(num_gpus: int, runtime: str = "torch", num_layers: int = 4) -> Priced:
+    problem = Problem(
+        model=replace(TINY, num_layers=num_layers),
+        cluster=read_cluster(f"h100x{num_gpus}"),
+        workload=Workload(gbs=24, seq=8192),
+        runtime=read_runtime(runtime),
+        calibration=shipped(),
+    )
+    space = enumerate_cells(
+        model=problem.model, cluster=problem.cluster, workload=problem.workload, runtime=problem.runtime
+    )
+    return Priced.of(problem, space)
+
+
+def every_column(priced: Priced, index: int) -> CellProblem:
+    """The cell with every span under every mixture of recompute, nothing pruned."""
+    layout, model = priced.layout(index), priced.problem.model
+    num_stages, last_block, num_kinds = layout.num_virtual_stages, model.num_blocks - 1, len(priced.kinds)
+    rows = []
+    for stage in range(num_stages):
+        if layout.vpp > 1:
+            each = model.num_layers // num_stages
+            ends = (1 + stage * each if stage else 0, (stage + 1) * each if stage < num_stages - 1 else last_block)
+            spans = [ends]
+        else:
+            spans = [
+                (first, last)
+                for first in range(last_block + 1)
+                for last in range(first, last_block + 1)
+                if (first == 0) == (stage == 0) and (last == last_block) == (stage == num_stages - 1)
+            ]
+        for first, last in spans:
+            layers = last - first + 1 - (first == 0) - (last == last_block)
+            for counts in itertools.product(range(layers + 1), repeat=num_kinds):
+                if sum(counts) == layers:
+                    rows.append((stage, first, last, counts))
+    stage, first, last, counts = (np.array(values) for values in zip(*rows, strict=True))
+    columns = Columns(stage=stage, first=first, last=last, recompute_counts=counts)
+    found = price_columns(priced.prices, index, columns)
+    return replace(
+        priced.cell(index, np.inf),
+        columns=StageColumns(
+            stage=stage,
+            first=first,
+            last=last,
+            recompute_counts=counts,
+            forward_s=found.forward_s,
+            backward_s=found.backward_s,
+            hop_in_s=found.hop_in_s,
+            hop_out_s=found.hop_out_s,
+            tail_s=found.tail_s,
+            state_bytes=found.fixed_bytes,
+            activation_bytes=found.activation_bytes,
+        ),
+    )
+
+
+@pytest.mark.parametrize(("num_gpus", "num_layers"), [(2, 4), (4, 4), (3, 5)])
+@pytest.mark.parametrize("share", [-0.01, 0.01, 0.4, 0.8])
+def test_pruned_columns_and_closed_bounds_against_everything(num_gpus: int, num_layers: int, share: float) -> None:
+    roomy = tiny(num_gpus, num_layers=num_layers)
+    compared = tight = 0
+    for index in range(0, len(roomy.space), 5):
+        whole = every_column(replace(roomy, memory_limit_bytes=np.inf), index)
+        peaks = {picks: _peak(whole, picks) for picks in plans(whole)}
+        plain = min(peak for picks, peak in peaks.items() if not _recomputed(whole, picks))
+        least = min(peaks.values())
+        if plain == least and share < 0:
+            continue
+        priced = replace(roomy, memory_limit_bytes=least + share * (plain - least))
+        cell = replace(whole, memory_limit_bytes=priced.memory_limit_bytes)
+        best, bound_s = best_plan([cell]), priced.bounds_below(np.inf)[index]
+        assert priced.fits(index) == (best is not None)
+        found = least_objective(priced.cell(index, np.inf))
+        if best is None:
+            assert found is None
+            continue
+        assert found is not None
+        assert found.objective_s == pytest.approx(best.objective_s, rel=1e-9)
+        assert priced.objective_bounds_s[index] <= bound_s <= best.objective_s * (1 + 1e-9)
+        below_s = best.objective_s * (1 + 1e-9)
+        assert priced.bounds_below(below_s)[index] <= below_s
+        narrow = least_objective(priced.cell(index, below_s))
+        assert narrow is not None
+        assert narrow.objective_s == pytest.approx(best.objective_s, rel=1e-9)
+        least_r = min(lower_bound_of(cell, picks) for picks in plans(cell))
+        assert priced.simulated_bounds_s[index] <= least_r * (1 + 1e-9)
+        if cell.layout.vpp == 1:
+            exact = least_lower_bound_s(priced.cell_for_bound(index, 2 * least_r), 2 * least_r)
+            assert exact == pytest.approx(least_r, rel=1e-9)
+        compared += 1
+        tight += _recomputed(cell, best.picks) > 0
+    assert compared > 3 if share > 0 else not compared
+    assert tight > 0 or share < 0
+
+
+def _recomputed(cell: CellProblem, picks: tuple[int, ...]) -> int:
+    return int(cell.columns.recompute_counts[list(picks), 1:].sum())
+
+
+def _peak(cell: CellProblem, picks: tuple[int, ...]) -> float:
+    columns, pp = cell.columns, cell.layout.pp
+    return max(
+        sum(
+            columns.state_bytes[pick] + alive * columns.activation_bytes[pick]
+            for alive, pick in zip(vector, picks[device::pp], strict=True)
+        )
+        for device, vectors in enumerate(cell.in_flight)
+        for vector in vectors
+    )
