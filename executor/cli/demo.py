@@ -4,6 +4,7 @@ For each number of ranks: one measuring session (operations of the model and lin
 as the run will have), one plan, and one torchrun that runs the chosen layout and others, a step of each in turn.
 """
 
+import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -168,8 +169,7 @@ def operations_of(ranks: int) -> tuple[str, ...]:
 
 
 def _session(ranks: int, out: Path, say: Progress) -> Measurements:
-    folder = out / f"session-{ranks}"
-    folder.mkdir(exist_ok=True)
+    folder = _fresh(out / f"session-{ranks}")
     request = Request(
         operations=operations_of(ranks),
         group_sizes=tuple(size for size in WORLDS if size <= ranks),
@@ -180,6 +180,13 @@ def _session(ranks: int, out: Path, say: Progress) -> Measurements:
     save(Job(session=request, model=MODEL, seq=WORKLOAD.seq), folder / "bench.json")
     _torchrun("executor.cli.bench", folder, ranks, say)
     return load(Measurements, folder / "measurements.json")
+
+
+def _fresh(folder: Path) -> Path:
+    """The folder, empty: what a former demo left would be taken for this one's."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    return folder
 
 
 def _torchrun(module: str, folder: Path, ranks: int, say: Progress) -> None:
@@ -205,8 +212,7 @@ def _torchrun(module: str, folder: Path, ranks: int, say: Progress) -> None:
 
 
 def _run(ranks: int, plans: Sequence[Plan], out: Path, say: Progress) -> Measurements:
-    folder = out / f"run-{ranks}"
-    folder.mkdir(exist_ok=True)
+    folder = _fresh(out / f"run-{ranks}")
     write_job(folder, plans, Settings(steps=STEPS, timeout_s=TIMEOUT_S))
     _torchrun("executor.measure", folder, ranks, say)
     runs = load(Measurements, folder / "measurements.json")
