@@ -47,13 +47,11 @@ from executor.launch import die_with_parent
 from executor.mesh import local_device, naming_the_late, start_process_group
 from executor.parallelize import apply
 from executor.peak import PeakMemory, exact_heap, trim_heap
-from executor.settings import REFERENCE_KEY, REFERENCE_SIDE, Job, Settings
+from executor.settings import PROGRESS_MARK, REFERENCE_KEY, REFERENCE_SIDE, Job, Settings
 from executor.train import _optimizer, _step, random_batch
 from executor.verify import MAX_PARAMETERS, selfcheck
 from planner.profiling.clock import Rule, machine, sample, versions
 
-PROGRESS_MARK = "progress: "
-"""Rank 0 begins the lines with it that are meant for people."""
 REFERENCE_S = 0.03
 """Length of one of its samples: several time slices."""
 END = "end"

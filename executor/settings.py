@@ -11,6 +11,8 @@ REFERENCE_SIDE = 512
 """Of the matrices of the reference product: two milliseconds on a core of today."""
 REFERENCE_KEY = f"matmul/fp32/{REFERENCE_SIDE}x{REFERENCE_SIDE}x{REFERENCE_SIDE}"
 """Its key in a profile."""
+PROGRESS_MARK = "progress: "
+"""Rank 0 begins the lines with it that are meant for people."""
 LEAST_WARMUP = 2
 """Optimizer steps before anything counts."""
 

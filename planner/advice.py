@@ -6,7 +6,7 @@ from typing import Any
 
 from cost_models.calibrations import shipped
 from cost_models.problem import Problem, memory_kind_of
-from cost_models.records import Calibration, RecordError, Verdict, to_json
+from cost_models.records import Calibration, PlanRequest, RecordError, Verdict, to_json
 from planner.check import check
 from planner.decisions import decision_of_layout
 from planner.errors import InputError, NotYetError
@@ -15,8 +15,8 @@ from planner.predict import predict
 from planner.readers.requests import CompleteRequest, Request, complete, read_request
 
 
-def problem_of(request: CompleteRequest, calibration: Calibration | None = None) -> Problem:
-    """The problem that a whole request states."""
+def problem_of(request: CompleteRequest | PlanRequest, calibration: Calibration | None = None) -> Problem:
+    """The problem that a whole request, or a plan's, states."""
     return Problem(
         model=request.model,
         cluster=request.cluster,

@@ -6,40 +6,25 @@ from cost_models.facts import facts_of_run
 from cost_models.laws import breaches
 from cost_models.problem import RANK_ORDER, Cells, Problem
 from cost_models.records import Binding, CollectiveChoice, Decision, Layout, Ranks, Severity, Stage
-from cost_models.records.layout import STAGES
+from planner.choose import layout_of, stages_of
 from planner.errors import InputError
 from planner.incumbent import least_objective
 from planner.priced import Priced
 from planner.search import Candidate, simulated_s
 from planner.space import Space
-from planner.stages import CellProblem
 
 
-def decision_of_picks(problem: Problem, cell: CellProblem, picks: np.ndarray) -> Decision:
-    """The decision that the columns `picks` of a cell stand for."""
-    columns, kinds = cell.columns, problem.recompute_kinds
-    stages = tuple(
-        Stage(
-            virtual=virtual,
-            device=virtual % cell.layout.pp,
-            blocks=(int(columns.first[pick]), int(columns.last[pick])),
-            recompute={
-                kind: int(count) for kind, count in zip(kinds, columns.recompute_counts[pick], strict=True) if count
-            },
-        )
-        for virtual, pick in enumerate(picks)
-    )
-    return decision_of_stages(problem, cell.layout, stages)
+def decision_of(problem: Problem, plan: Candidate) -> Decision:
+    """The decision that a plan of the search stands for."""
+    kinds = problem.recompute_kinds
+    return decision_of_stages(problem, layout_of(plan, kinds), stages_of(plan, kinds))
 
 
 def decision_of_stages(problem: Problem, layout: Layout, stages: tuple[Stage, ...]) -> Decision:
-    """The decision with these stages; the layout's recompute becomes that of its stages."""
-    used = {kind for stage in stages for kind in stage.recompute} or {"none"}
-    recompute = next(iter(used)) if len(used) == 1 else STAGES
-    degrees = {name: getattr(layout, name) for name in layout.__dataclass_fields__}
+    """The decision of a layout with these stages."""
     return Decision(
         runtime=problem.runtime.name,
-        layout=Layout(**degrees | {"recompute": recompute}),
+        layout=layout,
         workload=problem.workload,
         num_micro_batches=layout.num_micro_batches(problem.workload.gbs),
         stages=stages,
@@ -56,17 +41,17 @@ def decision_of_stages(problem: Problem, layout: Layout, stages: tuple[Stage, ..
 
 
 def decision_of_layout(problem: Problem, layout: Layout, *, world: int | None = None) -> Decision:
-    """The decision of a layout as people run it; see `candidate_of_layout`."""
-    candidate = candidate_of_layout(problem, layout, world=world)
-    return decision_of_picks(problem, candidate.cell, candidate.picks)
+    """The decision of a layout as people run it: as many layers on every virtual stage, or the split of least J where they do
+    not divide; one kind of recompute everywhere; whether it fits or not.
 
-
-def candidate_of_layout(problem: Problem, layout: Layout, *, world: int | None = None) -> Candidate:
-    """A layout as people run it: as many layers on every virtual stage, or the split of least J where they do not divide; one
-    kind of recompute everywhere; whether it fits or not. `world` is the number of ranks that it must have, where that is known.
-
-    Raises InputError, with the laws and the legal values, where the layout is illegal for the problem's runtime.
+    `world` is the number of ranks that it must have, where that is known. Raises InputError where the layout is illegal.
     """
+    refuse_illegal(problem, layout, world)
+    return decision_of(problem, _as_people_run_it(problem, layout))
+
+
+def refuse_illegal(problem: Problem, layout: Layout, world: int | None = None) -> None:
+    """Raises InputError, with the laws and the legal values, where the layout is illegal for the problem's runtime."""
     facts = facts_of_run(
         model=problem.model,
         workload=problem.workload,
@@ -75,10 +60,15 @@ def candidate_of_layout(problem: Problem, layout: Layout, *, world: int | None =
         world=world,
         domain_size=problem.cluster.pools[0].kind.domain_size,
     )
-    broken = [found for found in breaches(facts, problem.runtime)[0] if found.severity is Severity.ERROR]
+    found = breaches(facts, problem.runtime)[0]
+    broken = [one for one in found if one.severity is Severity.ERROR]
     if broken:
-        told = "\n".join(f"  {found.code}: {found.message}" for found in broken)
+        told = "\n".join(f"  {one.code}: {one.message}" for one in broken)
         raise InputError(f"the layout is not legal with runtime {problem.runtime.name}:\n{told}")
+
+
+def _as_people_run_it(problem: Problem, layout: Layout) -> Candidate:
+    """The split of least J among those with as many layers on every virtual stage, or where that cannot be, among all."""
     space = Space(
         cells=Cells.of([layout]),
         families=np.zeros(1, dtype=np.int64),

@@ -22,7 +22,7 @@ from cost_models.records import (
     to_json,
 )
 from cost_models.units import GIB
-from planner.decisions import decision_of_layout, decision_of_picks
+from planner.decisions import decision_of, decision_of_layout
 from planner.errors import InfeasibleError, InputError
 from planner.neighbours import neighbours
 from planner.predict import predict
@@ -73,7 +73,7 @@ def why_not(plan: Plan, layout: str, calibration: Calibration | None = None) -> 
             for kind in space.recompute_kinds
         ]
         return answer | _does_not_fit(problem, min(options, key=lambda decision: _peak(problem, decision)))
-    decision = decision_of_picks(problem, found.chosen.cell, found.chosen.picks)
+    decision = decision_of(problem, found.chosen)
     return answer | _slower(problem, decision, plan.decision, chosen)
 
 

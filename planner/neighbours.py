@@ -108,5 +108,11 @@ def _with_dp(layout: Layout, dp: int, **degrees: int) -> Layout | None:
         split = (1, dp)
     if layout.zero and split[1] == 1 and layout.cp == 1:
         return None
-    schedule = {"schedule": Schedule.ONE_F_ONE_B, "vpp": 1} if degrees.get("pp") == 1 else {}
-    return replace(layout, dp_replicate=split[0], dp_shard=split[1], **schedule, **degrees)
+    changed = replace(
+        layout,
+        dp_replicate=split[0],
+        dp_shard=split[1],
+        tp=degrees.get("tp", layout.tp),
+        pp=degrees.get("pp", layout.pp),
+    )
+    return replace(changed, schedule=Schedule.ONE_F_ONE_B, vpp=1) if changed.pp == 1 else changed

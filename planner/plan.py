@@ -18,18 +18,13 @@ from cost_models.records import (
     PlanRequest,
     Prediction,
     Provenance,
-    Verdict,
 )
-from planner.baseline import handbook
-from planner.decisions import candidate_of_layout, decision_of_picks
-from planner.errors import InfeasibleError, InputError
-from planner.least_gpus import relaxations
+from planner.choose import Answer, choose
+from planner.decisions import decision_of, refuse_illegal
+from planner.errors import InputError
 from planner.predict import predict
-from planner.priced import Priced
 from planner.readers.pins import parse_pins
 from planner.readers.requests import CompleteRequest
-from planner.search import Candidate, Choice, search
-from planner.space import Space, enumerate_cells
 
 MOST_ALTERNATIVES = 6
 """Runners-up that a plan keeps, beside the baseline and today's layout."""
@@ -57,20 +52,12 @@ def make_plan(
         memory_kind=memory_kind_of(request.cluster),
     )
     worlds = worlds_of(gpus, request.cluster.num_gpus, request.cluster.pools[0].kind.gpus_per_node)
-    today = None
     if request.layout is not None:
-        world = min(request.layout.world, request.cluster.num_gpus)
-        today = candidate_of_layout(problem, request.layout, world=world)
-    space = enumerate_cells(
-        model=problem.model,
-        cluster=problem.cluster,
-        workload=problem.workload,
-        runtime=problem.runtime,
-        pins=parse_pins(request.pin),
-        worlds=worlds,
+        refuse_illegal(problem, request.layout, min(request.layout.world, request.cluster.num_gpus))
+    answer = choose(
+        problem, pins=parse_pins(request.pin), worlds=worlds, current=request.layout, time_limit_s=time_limit_s
     )
-    choice = _choose(problem, space, today, time_limit_s, worlds)
-    decision = decision_of_picks(problem, choice.chosen.cell, choice.chosen.picks)
+    decision = decision_of(problem, answer.choice.chosen)
     predicted = predict(problem, decision)
     return Plan(
         request=PlanRequest(
@@ -83,14 +70,14 @@ def make_plan(
         ),
         decision=decision,
         predicted=predicted,
-        certificate=_certificate(choice, space),
-        alternatives=_alternatives(problem, choice, predicted, decision, today, max(worlds)),
+        certificate=_certificate(answer),
+        alternatives=_alternatives(answer, predicted, decision),
         defaults=dict(request.defaults),
         provenance=Provenance(
             decision_sha256=decision.sha256,
             meshwright_version=version,
             calibration=identity(calibration),
-            versions=_versions(choice.solver),
+            versions=_versions(answer.choice.solver),
         ),
     )
 
@@ -112,29 +99,13 @@ def worlds_of(gpus: str | None, have: int, per_node: int) -> tuple[int, ...]:
     return tuple(sorted({limit, *range(1, min(per_node, limit) + 1), *range(per_node, limit + 1, per_node)}))
 
 
-def _choose(
-    problem: Problem, space: Space, today: Candidate | None, time_limit_s: float | None, worlds: tuple[int, ...]
-) -> Choice:
-    """The choice among plans that surely fit; where there is none, among those that are expected to."""
-    always = [] if today is None or not _fits(problem, today) else [today]
-    for at_risk in (False, True):
-        priced = Priced.of(problem, space, at_risk=at_risk)
-        try:
-            return search(priced, time_limit_s=time_limit_s, always=always)
-        except InfeasibleError:
-            continue
-    raise InfeasibleError(
-        f"{problem.model.name} does not fit on {max(worlds)} GPUs of {problem.cluster.name} under any layout of this space",
-        relaxations=relaxations(problem, space, max(worlds)),
-    )
-
-
-def _fits(problem: Problem, candidate: Candidate) -> bool:
-    decision = decision_of_picks(problem, candidate.cell, candidate.picks)
-    return predict(problem, decision).verdict is not Verdict.NO
-
-
-def _certificate(choice: Choice, space: Space) -> Certificate:
+def _certificate(answer: Answer) -> Certificate:
+    choice, cells = answer.choice, answer.priced.space.cells
+    restrictions = list(answer.priced.space.restrictions)
+    if answer.at_risk:
+        restrictions.append("no plan keeps the margin of memory: this one fits on expectation only")
+    if answer.current_note:
+        restrictions.append(f"today's layout is no candidate: {answer.current_note}")
     return Certificate(
         status=choice.status,
         objective_s=choice.objective_s,
@@ -145,7 +116,7 @@ def _certificate(choice: Choice, space: Space) -> Certificate:
         gap_simulated=choice.gap_simulated,
         cells=tuple(
             Cell(
-                cell=str(space.cells.layout(verdict.index)),
+                cell=str(cells.layout(verdict.index)),
                 bound_s=verdict.bound_s,
                 simulated_bound_s=verdict.simulated_bound_s,
                 objective_s=verdict.objective_s,
@@ -156,28 +127,19 @@ def _certificate(choice: Choice, space: Space) -> Certificate:
         cells_opened=choice.cells_opened,
         seconds=choice.seconds,
         solver=choice.solver,
-        restrictions=space.restrictions,
+        restrictions=tuple(restrictions),
     )
 
 
-def _alternatives(
-    problem: Problem,
-    choice: Choice,
-    predicted: Prediction,
-    decision: Decision,
-    today: Candidate | None,
-    world: int,
-) -> tuple[Alternative, ...]:
-    found = []
-    if today is not None:
-        found.append(_alternative(problem, decision_of_picks(problem, today.cell, today.picks), predicted, "current"))
-    plain = handbook(problem, world)
-    if plain is not None:
-        found.append(_alternative(problem, plain, predicted, "baseline"))
-    for candidate in choice.near:
-        other = decision_of_picks(problem, candidate.cell, candidate.picks)
-        if other != decision and len(found) < MOST_ALTERNATIVES + 2:
-            found.append(_alternative(problem, other, predicted, ""))
+def _alternatives(answer: Answer, predicted: Prediction, decision: Decision) -> tuple[Alternative, ...]:
+    """Today's layout and the handbook's, then the runners-up by simulated time."""
+    problem, found = answer.problem, []
+    for note, plan in (("current", answer.current), ("baseline", answer.baseline)):
+        if plan is not None:
+            found.append(_alternative(problem, decision_of(problem, plan), predicted, note))
+    others = [decision_of(problem, plan) for plan in answer.choice.near]
+    for other in [one for one in others if one != decision][:MOST_ALTERNATIVES]:
+        found.append(_alternative(problem, other, predicted, ""))
     return tuple(found)
 
 

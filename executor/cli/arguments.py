@@ -12,39 +12,56 @@ start here:
   meshwright plan --model llama3-8b --cluster h100x64 --batch 512 --seq 8192 -o plan.json
   meshwright help            topics: layout, pins, requests, models, clusters, runtimes, laws, exit-codes"""
 
-_MODEL = ("--model", {"metavar": "M", "help": "a preset, an HF config.json, or a saved model"})
-_CLUSTER = ("--cluster", {"metavar": "C", "help": "preset x GPUs (h100x64, a100-80x1024), a cluster file, or a probe"})
-_BATCH = ("--batch", {"metavar": "SEQUENCES", "type": int, "help": "sequences in a step, over all ranks"})
-_SEQ = ("--seq", {"metavar": "TOKENS", "type": int, "help": "tokens in a sequence"})
-_GPUS = ("--gpus", {"metavar": "N|..N", "help": "exactly N GPUs of the cluster, or at most N"})
-_PRECISION = ("--precision", {"metavar": "P", "help": "bf16 (default), fp16, fp32 or fp8"})
-_OPTIMIZER = ("--optimizer", {"metavar": "O", "help": "adamw (default), adam or sgd"})
-_RUNTIME = (
+_Argument = tuple[str, dict[str, object]]
+
+_MODEL: _Argument = ("--model", {"metavar": "M", "help": "a preset, an HF config.json, or a saved model"})
+_CLUSTER: _Argument = (
+    "--cluster",
+    {"metavar": "C", "help": "preset x GPUs (h100x64, a100-80x1024), a cluster file, or a probe"},
+)
+_BATCH: _Argument = ("--batch", {"metavar": "SEQUENCES", "type": int, "help": "sequences in a step, over all ranks"})
+_SEQ: _Argument = ("--seq", {"metavar": "TOKENS", "type": int, "help": "tokens in a sequence"})
+_GPUS: _Argument = ("--gpus", {"metavar": "N|..N", "help": "exactly N GPUs of the cluster, or at most N"})
+_PRECISION: _Argument = ("--precision", {"metavar": "P", "help": "bf16 (default), fp16, fp32 or fp8"})
+_OPTIMIZER: _Argument = ("--optimizer", {"metavar": "O", "help": "adamw (default), adam or sgd"})
+_RUNTIME: _Argument = (
     "--runtime",
     {"metavar": "R", "help": "torch (default), megatron, torchtitan, ...: `meshwright help runtimes`"},
 )
-_PIN = ("--pin", {"metavar": "PINS", "help": 'what must hold, as in "tp=8, cp<=2, zero=1|3": `meshwright help pins`'})
-_CURRENT = (
+_PIN: _Argument = (
+    "--pin",
+    {"metavar": "PINS", "help": 'what must hold, as in "tp=8, cp<=2, zero=1|3": `meshwright help pins`'},
+)
+_CURRENT: _Argument = (
     "--current",
     {"metavar": "LAYOUT", "help": "the layout that you run today; the answer is never predicted to be worse"},
 )
-_CALIBRATION = ("--calibration", {"metavar": "FILE", "help": "fitted coefficients; the shipped ones by default"})
-_TIME_LIMIT = (
+_CALIBRATION: _Argument = (
+    "--calibration",
+    {"metavar": "FILE", "help": "fitted coefficients; the shipped ones by default"},
+)
+_TIME_LIMIT: _Argument = (
     "--time-limit",
     {"metavar": "S", "type": float, "help": "seconds for the search; the best plan so far is returned"},
 )
-_OUT = ("-o", {"metavar": "FILE", "dest": "out", "help": "write the result here"})
-_LAYOUT = ("--layout", {"metavar": "LAYOUT", "help": 'for example "tp4 pp2 dp8 zero1 mbs1": `meshwright help layout`'})
-_REQUEST = ("request", {"metavar": "REQUEST.json", "nargs": "?", "help": "a request file, in place of the flags"})
-_STEPS = ("--steps", {"metavar": "N", "type": int, "help": "measured optimizer steps (after 2 of warm-up)"})
-_RANKS = ("--ranks", {"metavar": "N", "type": int, "help": "processes on this machine"})
-_TIMEOUT = (
+_OUT: _Argument = ("-o", {"metavar": "FILE", "dest": "out", "help": "write the result here"})
+_LAYOUT: _Argument = (
+    "--layout",
+    {"metavar": "LAYOUT", "help": 'for example "tp4 pp2 dp8 zero1 mbs1": `meshwright help layout`'},
+)
+_REQUEST: _Argument = (
+    "request",
+    {"metavar": "REQUEST.json", "nargs": "?", "help": "a request file, in place of the flags"},
+)
+_STEPS: _Argument = ("--steps", {"metavar": "N", "type": int, "help": "measured optimizer steps (after 2 of warm-up)"})
+_RANKS: _Argument = ("--ranks", {"metavar": "N", "type": int, "help": "processes on this machine"})
+_TIMEOUT: _Argument = (
     "--timeout",
     {"metavar": "S", "type": float, "help": "seconds after which a run that does not end is stopped"},
 )
-_PROBLEM = [_MODEL, _CLUSTER, _BATCH, _SEQ, _GPUS, _PRECISION, _OPTIMIZER, _RUNTIME, _CALIBRATION]
+_PROBLEM: list[_Argument] = [_MODEL, _CLUSTER, _BATCH, _SEQ, _GPUS, _PRECISION, _OPTIMIZER, _RUNTIME, _CALIBRATION]
 
-VERBS: dict[str, tuple[str, list[tuple[str, dict[str, object]]]]] = {
+VERBS: dict[str, tuple[str, list[_Argument]]] = {
     "demo": (
         "the main job on this machine: profile, probe, plan, run, compare",
         [("--out", {"metavar": "DIR", "default": "demo-results", "help": "folder of the results"})],

@@ -4,6 +4,7 @@ Exit codes: 0 done; 1 the answer is no; 2 the input is wrong, or not supported y
 plan; 130 interrupted.
 """
 
+import importlib
 import json
 import os
 import sys
@@ -19,8 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     as_json = bool(getattr(arguments, "json", False))
     try:
-        from executor.cli import verbs
-
+        verbs = importlib.import_module("executor.cli.verbs")
         outcome: Outcome = getattr(verbs, arguments.verb)(arguments)
         _print(json.dumps(outcome.document, ensure_ascii=False, allow_nan=False) if as_json else outcome.text())
         return outcome.exit_code

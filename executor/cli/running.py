@@ -10,6 +10,7 @@ from cost_models.records import Measurements, Plan, load, load_plan, save, to_js
 from executor.cli.outcome import Outcome
 from executor.errors import RefusedError
 from executor.launch import launch
+from executor.settings import PROGRESS_MARK, Settings, write_job
 
 DEFAULT_STEPS = 5
 DEFAULT_TIMEOUT_S = 600.0
@@ -24,8 +25,6 @@ class RunFailedError(RuntimeError):
 
 def run_plan(arguments: argparse.Namespace, progress: Callable[[str], object]) -> Outcome:
     """Runs a plan's decision and measures it. Raises RunFailedError, which names the rank."""
-    from executor.measure import Settings
-
     plan = load_plan(arguments.plan)
     settings = Settings(
         steps=arguments.steps if arguments.steps is not None else DEFAULT_STEPS,
@@ -43,13 +42,11 @@ def run_plan(arguments: argparse.Namespace, progress: Callable[[str], object]) -
 
 
 def started_here(
-    plans: list[Plan], settings: object, *, timeout_s: float, progress: Callable[[str], object]
+    plans: list[Plan], settings: Settings, *, timeout_s: float, progress: Callable[[str], object]
 ) -> Measurements:
     """Runs plans of one world size in one torchrun, their steps in turn."""
-    from executor.measure import PROGRESS_MARK, Settings, write_job
     from planner.profiling.clock import threads_per_rank
 
-    assert isinstance(settings, Settings)
     world = plans[0].decision.layout.world
     _enough_devices(world)
 
@@ -86,11 +83,10 @@ def _enough_devices(world: int) -> None:
         )
 
 
-def _joined(plan: Plan, settings: object, out: str | None) -> Outcome:
+def _joined(plan: Plan, settings: Settings, out: str | None) -> Outcome:
     """One rank of a run that torchrun started; rank 0 has the answer."""
-    from executor.measure import Settings, measure_run
+    from executor.measure import measure_run
 
-    assert isinstance(settings, Settings)
     world, have = plan.decision.layout.world, int(os.environ.get("WORLD_SIZE", "1"))
     if world != have:
         raise RefusedError(
