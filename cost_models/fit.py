@@ -23,15 +23,19 @@ from numpy.typing import NDArray
 from cost_models import blocks, compute
 from cost_models.calibrations import value
 from cost_models.collectives import Collective, curve_s
-from cost_models.problem import Cells, Problem
+from cost_models.memory import memory_report
+from cost_models.problem import RANK_ORDER, Cells, Problem
 from cost_models.records import (
     Calibration,
     Coefficient,
     Curve,
+    Decision,
     Layout,
     Measurement,
     MeasurementKind,
+    Ranks,
     RecordError,
+    Stage,
 )
 
 FloatArray = NDArray[np.float64]
@@ -233,20 +237,39 @@ def _smallest_s(curve: Curve | None) -> float:
 
 
 def _contexts(problem: Problem, measurements: Sequence[Measurement], date: str) -> Iterator[tuple[str, Coefficient]]:
-    """Bytes that no tensor of a step accounts for, from `context/<ranks>`."""
+    """Bytes that no tensor of a prediction accounts for: `context/<ranks>/<mbs>` less what one layer's tensors should take."""
     family = problem.cluster.pools[0].kind.device.family
     for one in measurements:
         if one.key.startswith("context/") and one.memory is not None:
+            ranks, mbs = (int(part) for part in one.key.split("/")[1:])
+            counted = _one_layer_bytes(replace(problem, memory_kind=one.memory.kind), ranks, mbs)
             yield (
                 f"memory.context_bytes.{one.memory.kind}.{family}",
                 Coefficient(
-                    value=float(one.memory.peak_bytes),
+                    value=max(0.0, one.memory.peak_bytes - counted),
                     unit="bytes",
-                    source=f"a run whose model is next to nothing, on {one.machine}",
+                    source=f"one layer in training, less the tensors that are counted; on {one.machine}",
                     date=date,
                     rows=1,
                 ),
             )
+
+
+def _one_layer_bytes(problem: Problem, ranks: int, mbs: int) -> float:
+    """Predicted peak, without context, of one layer of the model on data-parallel ranks, one micro-batch each."""
+    workload = replace(problem.workload, gbs=ranks * mbs)
+    problem = replace(problem, model=replace(problem.model, num_layers=1), workload=workload)
+    decision = Decision(
+        runtime=problem.runtime.name,
+        layout=Layout(dp_replicate=ranks, mbs=mbs),
+        workload=workload,
+        num_micro_batches=1,
+        stages=(Stage(virtual=0, device=0, blocks=(0, 2), recompute={"none": 1}),),
+        ranks=Ranks(order=RANK_ORDER),
+        collectives={},
+    )
+    kinds = memory_report(problem, decision)[0].kinds
+    return sum(size for kind, size in kinds.items() if kind != "context")
 
 
 def _interval(problem: Problem, measurements: Sequence[Measurement], date: str) -> Iterator[tuple[str, Coefficient]]:

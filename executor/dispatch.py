@@ -23,7 +23,6 @@ from cost_models.records import (
     MeasurementKind,
     Model,
     NodeKind,
-    Optimizer,
     Plan,
     PlanRequest,
     Pool,
@@ -42,9 +41,8 @@ DEPTHS = (2, 6)
 """Layers of the two models: far enough apart for the slope, small enough for seconds."""
 NUM_MICRO_BATCHES = 4
 """Each micro-batch pays the same; several, so that the step's own cost weighs less."""
-STEPS = 5
+STEPS = 4
 """Steps that count."""
-FP32_BYTES = 4
 SMALL_HEAD = 8
 """Width of a head, and tokens for each rank: the least that all degrees divide."""
 
@@ -78,28 +76,25 @@ def time_dispatch(runtime: Runtime, settings: Settings) -> tuple[Measurement, ..
     return tuple(results)
 
 
-def measure_context(model: Model, seq: int, runtime: Runtime, settings: Settings) -> Measurement:
-    """Memory of training that no tensor accounts for: libraries' buffers, threads, code that is paged in at first use.
+def measure_context(model: Model, seq: int, mbs: int, runtime: Runtime, settings: Settings) -> Measurement:
+    """Peak memory of training one layer of the model's widths, data parallel: `context/<ranks>/<mbs>`.
 
-    One layer of the model's widths is trained for a few steps; what stays afterwards, less its weights and the optimizer's
-    state, is `context/<ranks>`. Called on every rank; the process should not have trained anything before.
+    What it holds beside the tensors that a prediction counts (libraries' buffers, threads, code that is paged in at first
+    use, a backward pass's intermediate results) is for the fit to find. Called on every rank; the process should not have
+    trained anything before.
     """
     ranks = dist.get_world_size()
-    plan = plan_of(replace(model, num_layers=1), normalised(dp=ranks), seq, ranks, runtime)
+    plan = plan_of(replace(model, num_layers=1), normalised(dp=ranks, mbs=mbs), seq, ranks * mbs, runtime)
     run = Run(plan, settings)
     run.warm_up()
-    parameters = sum(parameter.numel() for parameter in run.parallel.parameters())
-    states = 2 if plan.decision.workload.optimizer is not Optimizer.SGD else 0
-    left = run.held_bytes - parameters * (1 + states) * FP32_BYTES
-    peak = MeasuredMemory(kind=run.memory.kind, peak_bytes=max(0, left))
     return Measurement(
         kind=MeasurementKind.RUN,
-        key=f"context/{ranks}",
+        key=f"context/{ranks}/{mbs}",
         samples_s=(0.0,),
-        memory=peak,
+        memory=MeasuredMemory(kind=run.memory.kind, peak_bytes=run.warm_peak_bytes),
         **stamp(),
         phase="context",
-        note="resident memory after a step of one layer, its weights and optimizer state taken off; its seconds say nothing",
+        note="peak memory of one layer in training; its seconds say nothing",
     )
 
 

@@ -43,8 +43,8 @@ from cost_models.records import (
 )
 from executor.decoder import Decoder
 from executor.errors import LateRankError, RefusedError, WrongResultError
-from executor.launch import die_with_parent
-from executor.mesh import local_device, naming_the_late, start_process_group
+from executor.launch import die_with_parent, note_progress
+from executor.mesh import local_device, mark_progress, naming_the_late, start_process_group
 from executor.parallelize import apply
 from executor.peak import PeakMemory, exact_heap, trim_heap
 from executor.settings import PROGRESS_MARK, REFERENCE_KEY, REFERENCE_SIDE, Job, Settings
@@ -68,7 +68,7 @@ class Run:
         self.plan = plan
         self.settings = settings
         self.memory = PeakMemory(local_device())
-        self.held_bytes = 0
+        self.warm_peak_bytes = 0
         module = build_module(plan, settings)
         compared = settings.check and sum(parameter.numel() for parameter in module.parameters()) <= MAX_PARAMETERS
         reference = copy.deepcopy(module) if compared else None
@@ -88,6 +88,8 @@ class Run:
         workload = self.plan.decision.workload
         seed = self.settings.seed * 1_000_003 + self._count
         inputs, labels = random_batch(workload.gbs, workload.seq, self.parallel.vocab, seed)
+        mark_progress(self._count)
+        note_progress(dist.get_rank(), self._count)
         self._count += 1
         self._last = _step(
             self.parallel, self.optimizer, inputs.to(self.parallel.device), labels.to(self.parallel.device)
@@ -100,8 +102,7 @@ class Run:
             self.memory.reset()
             for _ in range(self.settings.warmup):
                 self.step()
-            self._peak_bytes = self.memory.peak_bytes()
-            self.held_bytes = self.memory.held_bytes()
+            self.warm_peak_bytes = self.memory.peak_bytes()
         self.step()
 
     def count(self, steps: int = 1) -> None:
@@ -120,7 +121,7 @@ class Run:
             stage=self.parallel.mesh.get_local_rank("pp"),
             seconds=tuple(self.seconds),
             phases={name: tuple(values) for name, values in self.phases.items()},
-            peak_bytes=self._peak_bytes,
+            peak_bytes=self.warm_peak_bytes,
         )
         shares: list[Share | None] = [None] * dist.get_world_size()
         dist.gather_object(own, shares if dist.get_rank() == 0 else None)

@@ -67,13 +67,6 @@ class PeakMemory:
         elif not _reset_high_water():
             self._sampler = _Sampler()
 
-    def held_bytes(self) -> int:
-        """What is in use now, on the same count."""
-        if self.device.type == "cuda":
-            return int(torch.cuda.memory_allocated(self.device))
-        trim_heap()
-        return max(0, resident_bytes() - self._base_bytes)
-
     def peak_bytes(self) -> int:
         """The peak since `reset`."""
         if self.device.type == "cuda":

@@ -24,7 +24,7 @@ def main(folder: Path) -> None:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         say(rank, "timing what DTensor and FSDP cost a layer")
         runtime = read_runtime("torch")
-        own = [measure_context(job.model, job.seq, runtime, settings), *time_dispatch(runtime, settings)]
+        own = [measure_context(job.model, job.seq, job.mbs, runtime, settings), *time_dispatch(runtime, settings)]
         own += measured_here(request, rank, ranks)
         results = gathered(own, rank, ranks)
     if os.environ["RANK"] == "0":

@@ -19,3 +19,5 @@ class Job:
     """What will be planned."""
     seq: int
     """Tokens of its sequences."""
+    mbs: int
+    """Sequences in the micro-batches whose memory is looked at."""

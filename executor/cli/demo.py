@@ -177,7 +177,7 @@ def _session(ranks: int, out: Path, say: Progress) -> Measurements:
         layer=LAYER,
         timeout_s=TIMEOUT_S,
     )
-    save(Job(session=request, model=MODEL, seq=WORKLOAD.seq), folder / "bench.json")
+    save(Job(session=request, model=MODEL, seq=WORKLOAD.seq, mbs=MICRO_BATCHES[1]), folder / "bench.json")
     _torchrun("executor.cli.bench", folder, ranks, say)
     return load(Measurements, folder / "measurements.json")
 

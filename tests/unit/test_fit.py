@@ -11,6 +11,7 @@ from cost_cases import problem as case
 from cost_models import blocks, compute
 from cost_models.collectives import curve_s
 from cost_models.fit import PRIOR_SPREAD, Row, fit, parameters_of, refit, scaled
+from cost_models.memory import memory_report
 from cost_models.problem import Cells, Problem
 from cost_models.records import (
     Calibration,
@@ -26,6 +27,7 @@ from cost_models.records import (
     RecordError,
     Workload,
 )
+from planner.decisions import decision_of_layout
 
 WHERE = {"machine": "toy machine", "versions": {}}
 DAY = "2026-11-30"
@@ -120,16 +122,22 @@ def test_dispatch_is_what_a_small_layer_takes_longer_less_its_collectives(proble
     assert not any(key.startswith("dispatch/") for key in found.operations_s)
 
 
-def test_the_context_is_the_memory_of_a_run_without_a_model(problem: Problem) -> None:
-    context = Measurement(
-        kind=MeasurementKind.RUN,
-        key="context/2",
-        samples_s=(0.0,),
-        memory=MeasuredMemory(kind=MemoryKind.RSS, peak_bytes=12345),
-        **WHERE,
-    )
-    found = fitted(problem, op("launch/fp32", 1e-6), context)
-    assert found.coefficients["memory.context_bytes.rss.cpu"].value == 12345
+def test_the_context_is_what_one_layer_takes_beside_its_tensors(problem: Problem) -> None:
+    """Planted: a run that took exactly what is predicted, and 12,345 bytes; then one that took less than its tensors."""
+    name = "memory.context_bytes.rss.cpu"
+    small = replace(problem, memory_kind=MemoryKind.RSS, model=replace(problem.model, num_layers=1))
+    small = replace(small, workload=replace(problem.workload, gbs=4))
+    decision = decision_of_layout(small, Layout(dp_replicate=2, mbs=2))
+    kinds = memory_report(small, decision)[0].kinds
+    tensors = int(sum(kinds.values()) - kinds["context"])
+
+    def context(peak_bytes: int) -> Measurement:
+        peak = MeasuredMemory(kind=MemoryKind.RSS, peak_bytes=peak_bytes)
+        return Measurement(kind=MeasurementKind.RUN, key="context/2/2", samples_s=(0.0,), memory=peak, **WHERE)
+
+    launch = op("launch/fp32", 1e-6)
+    assert fitted(problem, launch, context(tensors + 12345)).coefficients[name].value == pytest.approx(12345, abs=1)
+    assert fitted(problem, launch, context(tensors // 2)).coefficients[name].value == 0.0
 
 
 def test_the_interval_is_as_wide_as_the_measurements_scatter(problem: Problem) -> None:
