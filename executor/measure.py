@@ -359,7 +359,7 @@ def main(folder: Path) -> None:
     job = from_json(Job, json.loads((folder / "job.json").read_text(encoding="utf-8")))
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     plans = [load(Plan, folder / name) for name in job.plans]
-    results = measure_runs(plans, job.settings)
+    results = measure_run(plans[0], job.settings) if len(plans) == 1 else measure_runs(plans, job.settings)
     if os.environ["RANK"] == "0":
         save(results, folder / "measurements.json")
 

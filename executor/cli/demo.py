@@ -35,9 +35,9 @@ from cost_models.records import (
 from executor.cli.arguments import installed_version
 from executor.cli.bench_job import LAYER, Job
 from executor.cli.outcome import Outcome
-from executor.errors import LateRankError
+from executor.cli.running import RunFailedError, started_here
 from executor.launch import launch
-from executor.settings import REFERENCE_KEY, Settings, write_job
+from executor.settings import PROGRESS_MARK, REFERENCE_KEY, Settings
 from planner.compare import compare, ranking
 from planner.decisions import decision_of_layout
 from planner.errors import InputError
@@ -104,6 +104,8 @@ def demo(out: Path, progress: Progress) -> Outcome:
     """The whole job; leaves its files in the folder `out`. Exit code 0 where it ran to the end, whatever the errors are."""
     started = time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
+    for stale in out.glob("plan-*.json"):
+        stale.unlink()  # another demo's layouts would be taken for this one's
 
     def say(text: str) -> None:
         progress(f"[{time.monotonic() - started:5.1f} s] {text}")
@@ -190,12 +192,12 @@ def _fresh(folder: Path) -> Path:
 
 
 def _torchrun(module: str, folder: Path, ranks: int, say: Progress) -> None:
-    """One launch; LateRankError with the failed rank and its last lines where it does not end well."""
+    """One launch; RunFailedError with the failed rank and its last lines where it does not end well."""
 
     def tell(text: str) -> None:
         for line in text.splitlines():
-            if line.startswith("progress: "):
-                say(f"{ranks} ranks: {line.removeprefix('progress: ')}")
+            if line.startswith(PROGRESS_MARK):
+                say(f"{ranks} ranks: {line.removeprefix(PROGRESS_MARK)}")
 
     done = launch(
         ["-m", module, str(folder)],
@@ -207,16 +209,19 @@ def _torchrun(module: str, folder: Path, ranks: int, say: Progress) -> None:
     )
     if not done.ok:
         lines = "\n  ".join(done.error_lines)
-        failed = () if done.failed_rank is None else (done.failed_rank,)
-        raise LateRankError(f"{module} on {ranks} ranks: {done.reason}\n  {lines}", failed)
+        raise RunFailedError(f"measuring this machine on {ranks} ranks failed: {done.reason}\n  {lines}")
 
 
 def _run(ranks: int, plans: Sequence[Plan], out: Path, say: Progress) -> Measurements:
-    folder = _fresh(out / f"run-{ranks}")
-    write_job(folder, plans, Settings(steps=STEPS, timeout_s=TIMEOUT_S))
-    _torchrun("executor.measure", folder, ranks, say)
-    runs = load(Measurements, folder / "measurements.json")
+    runs = started_here(
+        list(plans),
+        Settings(steps=STEPS, timeout_s=TIMEOUT_S),
+        timeout_s=TIMEOUT_S,
+        progress=lambda text: say(f"{ranks} ranks: {text.strip()}"),
+    )
     save(runs, out / f"measurements-{ranks}.json")
+    for plan in plans[1:]:
+        save(plan, out / f"plan-{ranks}-{short(plan.decision.layout).replace(' ', '-')}.json")
     return runs
 
 
