@@ -223,9 +223,12 @@ def _distinct(values: FloatArray) -> FloatArray:
 
 def _chunks(cell: CellProblem) -> CellOptimum | None:
     """Equal chunks: for each device the combinations worth having, then the best threshold on the tail."""
-    choices = [_device_choices(cell, device) for device in range(cell.layout.pp)]
-    if any(not len(load) for load, _, _ in choices):
-        return None
+    choices = []
+    for device in range(cell.layout.pp):
+        found = _Chunks.of(cell, device).combinations()
+        if not len(found[0]):
+            return None
+        choices.append(found)
     tails = _distinct(np.concatenate([tail for _, tail, _ in choices]))
     share, best, chosen = 1 / cell.layout.vpp, np.inf, None
     for threshold in tails:
@@ -249,39 +252,104 @@ def _chunks(cell: CellProblem) -> CellOptimum | None:
     return CellOptimum(objective_s=best, picks=chosen.T.ravel())
 
 
-def _device_choices(cell: CellProblem, device: int) -> tuple[FloatArray, FloatArray, IntArray]:
-    """(load (C,), tail (C,), picks (C, v)) of the combinations of a device's columns that fit and that none beats, by load."""
-    columns, vectors = cell.columns, np.array(cell.in_flight[device], dtype=np.float64)
-    limit = cell.memory_limit_bytes
-    parts = []
-    for chunk in range(cell.layout.vpp):
-        where = cell.stage_slices[chunk * cell.layout.pp + device]
-        numbers = np.arange(where.start, where.stop)
-        used = columns.state_bytes[numbers] + vectors[:, chunk, None] * columns.activation_bytes[numbers]
-        parts.append((numbers, columns.load_s[numbers], columns.tail_s[numbers], used))
-    if any(not len(numbers) for numbers, *_ in parts):
-        empty = np.empty(0)
-        return empty, empty, np.empty((0, cell.layout.vpp), dtype=np.intp)
-    still = np.array([used.min(axis=1) for *_, used in parts])[::-1].cumsum(axis=0)[::-1]
-    lightest = np.append(np.cumsum([loads.min() for _, loads, _, _ in parts][::-1])[::-1][1:], 0.0)
-    load, tail, picks = np.zeros(1), np.zeros(1), np.empty((1, 0), dtype=np.intp)
-    used = np.zeros((len(vectors), 1))
-    for chunk, (numbers, loads, tails, extra) in enumerate(parts):
-        rows, added = (
-            axis.ravel() for axis in np.meshgrid(np.arange(len(load)), np.arange(len(numbers)), indexing="ij")
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Chunks:
+    """The columns of one device, chunk after chunk; C columns in all, V in-flight vectors."""
+
+    cell: CellProblem
+    numbers: IntArray
+    """(C,) in the cell."""
+    chunk: IntArray
+    """(C,) which chunk of the device."""
+    load: FloatArray
+    """(C,)"""
+    tail: FloatArray
+    """(C,)"""
+    used: FloatArray
+    """(V, C) bytes at each vector."""
+
+    @classmethod
+    def of(cls, cell: CellProblem, device: int) -> "_Chunks":
+        columns, pp = cell.columns, cell.layout.pp
+        parts = [cell.stage_slices[chunk * pp + device] for chunk in range(cell.layout.vpp)]
+        numbers = np.concatenate([np.arange(part.start, part.stop) for part in parts])
+        chunk = columns.stage[numbers] // pp
+        vectors = np.array(cell.in_flight[device], dtype=np.float64)
+        return cls(
+            cell=cell,
+            numbers=numbers,
+            chunk=chunk,
+            load=columns.load_s[numbers],
+            tail=columns.tail_s[numbers],
+            used=columns.state_bytes[numbers] + vectors[:, chunk] * columns.activation_bytes[numbers],
         )
-        load, tail = load[rows] + loads[added], tail[rows] + tails[added]
-        used = used[:, rows] + extra[:, added]
-        picks = np.column_stack((picks[rows], numbers[added]))
-        later = still[chunk + 1] if chunk + 1 < len(parts) else np.zeros(len(vectors))
-        fit = (used + later[:, None] <= limit).all(axis=0)
-        fit &= load + lightest[chunk] <= cell.heaviest_s * (1 + EXACT)
-        load, tail, used, picks = load[fit], tail[fit], used[:, fit], picks[fit]
-        values = [load, tail, *used] if chunk + 1 < len(parts) else [load, tail]
-        kept = undominated([], values)
-        load, tail, used, picks = load[kept], tail[kept], used[:, kept], picks[kept]
-    order = np.argsort(load, kind="stable")
-    return load[order], tail[order], picks[order]
+
+    def combinations(self) -> tuple[FloatArray, FloatArray, IntArray]:
+        """(load (n,), tail (n,), picks (n, v)) of the combinations that fit and that may be in a best plan, by load.
+
+        Chunk after chunk, without those that another beats in load, in tail + load/v (what a longer tail costs in J a smaller
+        load gives back) and in memory, and without those that cannot end below `_most_load`.
+        """
+        cell, vpp = self.cell, self.cell.layout.vpp
+        lightest = self._lightest()
+        if len(lightest) < vpp:
+            return np.empty(0), np.empty(0), np.empty((0, vpp), dtype=np.intp)
+        most = min(cell.heaviest_s, self._most_load(lightest)) * (1 + 1e-9)
+        rate = self._rates(lightest)
+        load, tail, used = np.zeros(1), np.zeros(1), np.zeros((len(self.used), 1))
+        picks = np.empty((1, 0), dtype=np.intp)
+        for chunk in range(vpp):
+            here = np.flatnonzero(self.chunk == chunk)
+            rows, added = np.repeat(np.arange(len(load)), len(here)), np.tile(here, len(load))
+            load, tail = load[rows] + self.load[added], tail[rows] + self.tail[added]
+            used, picks = used[:, rows] + self.used[:, added], np.column_stack((picks[rows], self.numbers[added]))
+            later = lightest[chunk + 1 :]
+            missing = used + self.used[:, later].sum(axis=1)[:, None] - cell.memory_limit_bytes
+            best_rate = rate[:, chunk + 1 :].max(axis=1, initial=0.0)[:, None]
+            with np.errstate(divide="ignore", invalid="ignore"):
+                extra = np.where(missing > 0, missing / best_rate, 0.0).max(axis=0)
+            kept = np.isfinite(extra) & (load + self.load[later].sum() + extra <= most)
+            load, tail, used, picks = load[kept], tail[kept], used[:, kept], picks[kept]
+            values = [load, tail + load / vpp, *(used if len(later) else ())]
+            kept = undominated([], values)
+            load, tail, used, picks = load[kept], tail[kept], used[:, kept], picks[kept]
+        order = np.argsort(load, kind="stable")
+        return load[order], tail[order], picks[order]
+
+    def _lightest(self) -> IntArray:
+        """(v,) the lightest column of each chunk that has any."""
+        order = np.lexsort((self.load, self.chunk))
+        return order[np.unique(self.chunk[order], return_index=True)[1]]
+
+    def _rates(self, lightest: IntArray) -> FloatArray:
+        """(V, v) most bytes that a column of each chunk saves for a second more than the lightest one, at each vector."""
+        base = lightest[self.chunk]
+        slower, saved = self.load - self.load[base], self.used[:, base] - self.used
+        with np.errstate(divide="ignore", invalid="ignore"):
+            rate = np.where(saved > 0, saved / np.maximum(slower, 0.0), 0.0)
+        return np.stack([rate[:, self.chunk == chunk].max(axis=1) for chunk in range(len(lightest))], axis=1)
+
+    def _most_load(self, lightest: IntArray) -> float:
+        """Combinations with more load than this are in no best plan: a greedy one that fits is better for every other device.
+
+        In J, Σt/v falls by at least what the greedy one's longer tail may add. Infinite where the greedy one does not fit.
+        """
+        current, limit = lightest.copy(), self.cell.memory_limit_bytes
+        for _ in range(len(self.load)):
+            missing = self.used[:, current].sum(axis=1) - limit
+            if (missing <= 0).all():
+                tail_least = sum(float(self.tail[self.chunk == chunk].min()) for chunk in range(len(current)))
+                longer = max(0.0, float(self.tail[current].sum()) - tail_least)
+                return float(self.load[current].sum()) + self.cell.layout.vpp * longer
+            worst, base = int(missing.argmax()), current[self.chunk]
+            saved, slower = self.used[worst, base] - self.used[worst], self.load - self.load[base]
+            with np.errstate(divide="ignore", invalid="ignore"):
+                rate = np.where((saved > 0) & (slower > 0), np.minimum(saved, missing[worst]) / slower, 0.0)
+            best = int(rate.argmax())
+            if rate[best] <= 0:
+                return np.inf
+            current[self.chunk[best]] = best
+        return np.inf
 
 
 # --- the bound R --------------------------------------------------------------------------------------------------------
