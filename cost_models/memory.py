@@ -23,7 +23,7 @@ from cost_models.blocks import Share, layer_params, share
 from cost_models.calibrations import find, value, value_or
 from cost_models.compute import element_bytes
 from cost_models.problem import Cells, Columns, ColumnShape, Problem, column_shape
-from cost_models.records import Decision, Gather, Model, Optimizer, RecordError, StateBytes
+from cost_models.records import Decision, Gather, Model, Optimizer, Precision, RecordError, StateBytes
 from cost_models.schedules import Pipeline, max_in_flight
 
 FloatArray = NDArray[np.float64]
@@ -205,8 +205,9 @@ def held_bytes_per_param(problem: Problem, cells: Cells) -> Mapping[str, FloatAr
     divides_weights = (cells.zero == 3) | (cells.gather == Gather.MICRO)
     stays_gathered = divides_weights & (whole_in_pp | (cells.gather == Gather.MICRO))
     if problem.runtime.name == "torch":
-        # `replicate` holds a second copy from a layer's forward to its backward pass
-        stays_gathered = stays_gathered | ((cells.zero == 0) & (cells.tp > 1) & (cells.dp > 1))
+        # a second copy from a layer's forward to its backward pass: `replicate`'s, or what autocast casts to bf16
+        casts = problem.workload.precision is not Precision.FP32
+        stays_gathered = stays_gathered | ((cells.zero == 0) & (casts | ((cells.tp > 1) & (cells.dp > 1))))
     return {
         "weights": per.weight / np.where(divides_weights, shard, 1),
         "gradients": per.gradient / np.where((cells.zero >= 2) & ~whole_in_pp, shard, 1),
