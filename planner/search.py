@@ -26,7 +26,7 @@ from planner.incumbent import CellOptimum, least_lower_bound_s, least_objective
 from planner.solver import Infeasible, Optimal, SolverName, TimedOut, available_solvers, solve
 from planner.stages import CellProblem
 
-DELTA = 0.12
+DELTA = 0.08
 """Largest |S - J| / J that the tests see for plans that the search may choose."""
 MOST_SIMULATED = 20
 """Families, one plan each, that are solved and simulated."""

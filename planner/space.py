@@ -289,6 +289,12 @@ class _Builder:
             by_batch = replace(facts, schedule=schedule, vpp=vpp, mbs=mbs, num_micro_batches=num_micro)
             if not self.pinned("mbs", mbs) or not self.legal(by_batch, ("mbs", "num_micro_batches")):
                 continue
+            if schedule is Schedule.INTERLEAVED and num_micro < pp:
+                # the objective supposes a full pipeline: with m = 1 nothing overlaps, and J is a small part of S
+                self.log.add(
+                    "unfilled interleaved", "interleaved: at least pp micro-batches", pp=pp, num_micro_batches=num_micro
+                )
+                continue
             need = next((n for n in schedule_needs(schedule) if pp > 1 and not n.holds(pp, vpp, num_micro)), None)
             if need is not None:
                 self.log.add(f"schedule {schedule}", need.law, pp=pp, vpp=vpp, num_micro_batches=num_micro)
@@ -343,7 +349,7 @@ def _restrictions(runtime: Runtime, pins: Pins, worlds: Sequence[int], cluster: 
         "context parallelism and expert parallelism (cp, ep > 1) are not searched yet",
         "a stage's replicas on two GPU types, unequal micro-batch shares, and tp per stage are never in the space",
         "rank order: tp, cp, dp_shard, dp_replicate, pp from the inside out",
-        "interleaved: as many layers in every virtual stage, embedding in the first, head in the last",
+        "interleaved: as many layers in every virtual stage, embedding in the first, head in the last, and at least pp micro-batches",
         "recompute serves memory alone: a device that fits without it has none",
     ]
     if "mbs" not in pins.fields:

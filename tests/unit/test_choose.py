@@ -1,5 +1,6 @@
 """The choice on real models: what it is compared with, and what is said when nothing fits."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -7,14 +8,16 @@ import pytest
 from cost_models.calibrations import shipped
 from cost_models.problem import Problem
 from cost_models.records import Schedule, Workload, normalised
-from planner.choose import Answer, choose
+from planner.choose import Answer, choose, space_of
 from planner.errors import InfeasibleError
 from planner.exhaustive import flaw
+from planner.priced import Priced
 from planner.readers.clusters import read_cluster
 from planner.readers.models import read_model
 from planner.readers.pins import parse_pins
 from planner.readers.runtimes import read_runtime
-from planner.search import DELTA
+from planner.search import DELTA, _Search, candidate
+from planner.solver import SolverName
 
 
 def problem(model: str, cluster: str, *, gbs: int = 64, seq: int = 8192) -> Problem:
@@ -65,6 +68,20 @@ def test_every_near_plan_is_within_delta(answer: Answer) -> None:
         assert plan.objective_s <= answer.choice.objective_s * (1 + DELTA) * (1 + 1e-9)
         assert plan.simulated_s >= plan.cell.lower_bound_s(plan.picks) * (1 - 1e-9)
         assert plan.simulated_s >= answer.choice.least_bound_s * (1 - 1e-9)
+
+
+def test_delta_is_no_less_than_what_j_misses() -> None:
+    # every cell within half of J*, of all schedules, with real prices
+    question = problem("llama3-8b", "h100x16", gbs=32)
+    priced = Priced.of(question, space_of(question, parse_pins("zero!=3")))
+    opened = _Search(space=priced, delta=0.5, deadline=math.inf, solver=SolverName.HIGHS)
+    opened.open_cells()
+    missed = {}
+    for index, optimum in opened.optima.items():
+        plan = candidate(opened.opened[index], optimum.picks, optimum.objective_s)
+        missed[str(plan.cell.layout)] = abs(plan.simulated_s / plan.objective_s - 1)
+    assert len(missed) > 50
+    assert max(missed.values()) <= DELTA, max(missed, key=missed.__getitem__)
 
 
 def test_pins_hold() -> None:
