@@ -144,11 +144,7 @@ def test_mixtures_of_experts_are_refused_by_name() -> None:
 @pytest.mark.parametrize("text", LAYOUTS)
 def test_a_prediction_adds_up(text: str) -> None:
     layout = parse_layout(text)
-    given = (
-        problem(cluster="h100x12" if layout.world == 12 else "h100x16")
-        if layout.world != 12
-        else problem(cluster="h100x16")
-    )
+    given = problem()
     decision = decision_of_layout(given, layout)
     found = predict(given, decision)
     assert found.parts.total_s == pytest.approx(found.step_s, rel=1e-9)
