@@ -48,7 +48,7 @@ from executor.mesh import local_device, mark_progress, naming_the_late, start_pr
 from executor.parallelize import apply
 from executor.peak import PeakMemory, exact_heap, trim_heap
 from executor.settings import PROGRESS_MARK, REFERENCE_KEY, REFERENCE_SIDE, Job, Settings
-from executor.train import _optimizer, _step, random_batch
+from executor.train import make_optimizer, optimizer_step, random_batch
 from executor.verify import MAX_PARAMETERS, selfcheck
 from planner.profiling.clock import Rule, machine, sample, versions
 
@@ -77,7 +77,7 @@ class Run:
             found = selfcheck(self.parallel, reference, seed=settings.seed)
             if not found.ok:
                 raise WrongResultError(str(found))
-        self.optimizer = _optimizer(self.parallel)
+        self.optimizer = make_optimizer(self.parallel)
         self.parallel.phases.enabled = True
         self.seconds: list[float] = []
         self.phases: dict[str, list[float]] = {}
@@ -91,7 +91,7 @@ class Run:
         mark_progress(self._count)
         note_progress(dist.get_rank(), self._count)
         self._count += 1
-        self._last = _step(
+        self._last = optimizer_step(
             self.parallel, self.optimizer, inputs.to(self.parallel.device), labels.to(self.parallel.device)
         )
 

@@ -97,7 +97,7 @@ def _why_not_compared(module: nn.Module, check: bool) -> str:
 
 def _steps(parallel: Parallel, num_steps: int, seed: int, on_step: Callable[[int], None] | None) -> tuple[Step, ...]:
     workload = parallel.decision.workload
-    optimizer = _optimizer(parallel)
+    optimizer = make_optimizer(parallel)
     steps = []
     for number in range(num_steps):
         if on_step is not None:
@@ -105,11 +105,12 @@ def _steps(parallel: Parallel, num_steps: int, seed: int, on_step: Callable[[int
         mark_progress(number)
         inputs, labels = random_batch(workload.gbs, workload.seq, parallel.vocab, seed * 1_000_003 + number)
         inputs, labels = inputs.to(parallel.device), labels.to(parallel.device)
-        steps.append(_step(parallel, optimizer, inputs, labels))
+        steps.append(optimizer_step(parallel, optimizer, inputs, labels))
     return tuple(steps)
 
 
-def _step(parallel: Parallel, optimizer: torch.optim.Optimizer, inputs: Tensor, labels: Tensor) -> Step:
+def optimizer_step(parallel: Parallel, optimizer: torch.optim.Optimizer, inputs: Tensor, labels: Tensor) -> Step:
+    """One step with the clipping of `MAX_NORM`, timed by phase; gradients are cleared behind it."""
     parallel.phases.take()
     start_s = time.perf_counter()
     loss = parallel.step(inputs, labels)
@@ -126,7 +127,8 @@ def _step(parallel: Parallel, optimizer: torch.optim.Optimizer, inputs: Tensor, 
     )
 
 
-def _optimizer(parallel: Parallel) -> torch.optim.Optimizer:
+def make_optimizer(parallel: Parallel) -> torch.optim.Optimizer:
+    """The optimizer that the plan's workload names, over this rank's parameters."""
     kind = parallel.decision.workload.optimizer
     parameters = list(parallel.parameters())
     if kind is Optimizer.SGD:

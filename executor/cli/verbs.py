@@ -110,6 +110,7 @@ def profile(arguments: argparse.Namespace) -> Outcome:
             mbs=arguments.mbs,
             precision=arguments.precision,
             ranks=arguments.ranks or 1,
+            layer="executor.decoder:Layer",
             progress=progress,
         )
         if arguments.out:
