@@ -265,6 +265,10 @@ class _Chunks:
     """(C,)"""
     tail: FloatArray
     """(C,)"""
+    activation: FloatArray
+    """(C,)"""
+    vectors: FloatArray
+    """(V, v)"""
     used: FloatArray
     """(V, C) bytes at each vector."""
 
@@ -281,6 +285,8 @@ class _Chunks:
             chunk=chunk,
             load=columns.load_s[numbers],
             tail=columns.tail_s[numbers],
+            activation=columns.activation_bytes[numbers],
+            vectors=vectors,
             used=columns.state_bytes[numbers] + vectors[:, chunk] * columns.activation_bytes[numbers],
         )
 
@@ -288,7 +294,8 @@ class _Chunks:
         """(load (n,), tail (n,), picks (n, v)) of the combinations that fit and that may be in a best plan, by load.
 
         Chunk after chunk, without those that another beats in load, in tail + load/v (what a longer tail costs in J a smaller
-        load gives back) and in memory, and without those that cannot end below `_most_load`.
+        load gives back) and in memory, and without those that cannot end below `_most_load`. Of chunks with the same columns
+        the one with more in flight keeps no more of a micro-batch: swapping two columns that do otherwise only frees memory.
         """
         cell, vpp = self.cell, self.cell.layout.vpp
         lightest = self._lightest()
@@ -296,11 +303,15 @@ class _Chunks:
             return np.empty(0), np.empty(0), np.empty((0, vpp), dtype=np.intp)
         most = min(cell.heaviest_s, self._most_load(lightest)) * (1 + 1e-9)
         rate = self._rates(lightest)
-        load, tail, used = np.zeros(1), np.zeros(1), np.zeros((len(self.used), 1))
+        load, tail, used, kept_before = np.zeros(1), np.zeros(1), np.zeros((len(self.used), 1)), np.zeros(1)
         picks = np.empty((1, 0), dtype=np.intp)
         for chunk in range(vpp):
             here = np.flatnonzero(self.chunk == chunk)
             rows, added = np.repeat(np.arange(len(load)), len(here)), np.tile(here, len(load))
+            if self._follows(chunk):
+                ordered = kept_before[rows] <= self.activation[added] * (1 + EXACT)
+                rows, added = rows[ordered], added[ordered]
+            kept_before = self.activation[added]
             load, tail = load[rows] + self.load[added], tail[rows] + self.tail[added]
             used, picks = used[:, rows] + self.used[:, added], np.column_stack((picks[rows], self.numbers[added]))
             later = lightest[chunk + 1 :]
@@ -309,12 +320,27 @@ class _Chunks:
             with np.errstate(divide="ignore", invalid="ignore"):
                 extra = np.where(missing > 0, missing / best_rate, 0.0).max(axis=0)
             kept = np.isfinite(extra) & (load + self.load[later].sum() + extra <= most)
-            load, tail, used, picks = load[kept], tail[kept], used[:, kept], picks[kept]
+            load, tail, used, picks, kept_before = load[kept], tail[kept], used[:, kept], picks[kept], kept_before[kept]
             values = [load, tail + load / vpp, *(used if len(later) else ())]
+            if self._follows(chunk + 1):
+                values.append(kept_before)
             kept = undominated([], values)
-            load, tail, used, picks = load[kept], tail[kept], used[:, kept], picks[kept]
+            load, tail, used, picks, kept_before = load[kept], tail[kept], used[:, kept], picks[kept], kept_before[kept]
         order = np.argsort(load, kind="stable")
         return load[order], tail[order], picks[order]
+
+    def _follows(self, chunk: int) -> bool:
+        """Whether a chunk has the columns of the one before it, and never more in flight."""
+        if not 0 < chunk < self.cell.layout.vpp or (self.vectors[:, chunk - 1] < self.vectors[:, chunk]).any():
+            return False
+        before, here = np.flatnonzero(self.chunk == chunk - 1), np.flatnonzero(self.chunk == chunk)
+        if len(before) != len(here):
+            return False
+        state = self.cell.columns.state_bytes[self.numbers]
+        return all(
+            np.allclose(values[before], values[here], rtol=EXACT, atol=0.0)
+            for values in (self.load, self.tail, self.activation, state)
+        )
 
     def _lightest(self) -> IntArray:
         """(v,) the lightest column of each chunk that has any."""

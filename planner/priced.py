@@ -337,10 +337,9 @@ class Priced:
             return plain
         tight = Spans(stage=spans.stage[~fit], first=spans.first[~fit], last=spans.last[~fit])
         mixed = self._mixed(cell, tight)
-        kept = undominated(
-            [mixed.stage],
-            [mixed.load_s, mixed.tail_s + mixed.load_s / layout.vpp, mixed.state_bytes, mixed.activation_bytes],
-        )
+        # recompute serves memory: that a longer backward hides more of the synchronisation is not counted in J
+        mixed = replace(mixed, tail_s=plain.tail_s[mixed.stage])
+        kept = undominated([mixed.stage], [mixed.load_s, mixed.state_bytes, mixed.activation_bytes])
         return StageColumns.joined(plain.take(fit), mixed.take(kept))
 
     def _layers(self, spans: Spans) -> IntArray:
@@ -417,6 +416,7 @@ class Priced:
             hop_in_s=priced.hop_in_s,
             hop_out_s=priced.hop_out_s,
             tail_s=priced.tail_s,
+            played_tail_s=priced.tail_s,
             state_bytes=priced.fixed_bytes,
             activation_bytes=priced.activation_bytes,
         )
@@ -433,6 +433,7 @@ _NO_COLUMNS = StageColumns(
     hop_in_s=_NO_PRICES,
     hop_out_s=_NO_PRICES,
     tail_s=_NO_PRICES,
+    played_tail_s=_NO_PRICES,
     state_bytes=_NO_PRICES,
     activation_bytes=_NO_PRICES,
 )

@@ -350,7 +350,7 @@ def _restrictions(runtime: Runtime, pins: Pins, worlds: Sequence[int], cluster: 
         "a stage's replicas on two GPU types, unequal micro-batch shares, and tp per stage are never in the space",
         "rank order: tp, cp, dp_shard, dp_replicate, pp from the inside out",
         "interleaved: as many layers in every virtual stage, embedding in the first, head in the last, and at least pp micro-batches",
-        "recompute serves memory alone: a device that fits without it has none",
+        "recompute serves memory alone: a device that fits without it has none, to hide synchronisation behind it is no reason",
     ]
     if "mbs" not in pins.fields:
         told.append(f"micro-batches of more than {MOST_MICRO_BATCH} sequences")

@@ -42,7 +42,9 @@ class StageColumns:
     hop_out_s: FloatArray
     """(N,) one hop to the stage after; 0 for the last."""
     tail_s: FloatArray
-    """(N,) gradient synchronisation left over, optimizer, the step's constant."""
+    """(N,) gradient synchronisation left over, optimizer, the step's constant: as J counts it."""
+    played_tail_s: FloatArray
+    """(N,) the same as the simulation plays it: no longer. With v > 1, J gives recompute no credit for hiding the synchronisation."""
     state_bytes: FloatArray
     """(N,) w: everything that does not grow with the micro-batches in flight."""
     activation_bytes: FloatArray
@@ -140,21 +142,21 @@ class CellProblem:
         kept = np.flatnonzero(self.columns.load_s <= heaviest)
         return replace(self, columns=self.columns.take(kept), heaviest_s=min(heaviest, self.heaviest_s)), kept
 
-    def times(self, picks: Sequence[int] | IntArray) -> StageTimes:
-        """The pieces of a step under these picks, as J, R and S read them."""
+    def times(self, picks: Sequence[int] | IntArray, *, played: bool = True) -> StageTimes:
+        """The pieces of a step under these picks, as the simulation plays them and R reads them, or as J counts them."""
         chosen = np.asarray(picks)
         columns = self.columns
-        tails = columns.tail_s[chosen].reshape(self.layout.vpp, self.layout.pp).sum(axis=0)
+        tail_s = columns.played_tail_s if played else columns.tail_s
         return StageTimes(
             forward_s=columns.forward_s[chosen],
             backward_s=columns.backward_s[chosen],
             hop_s=columns.hop_out_s[chosen[:-1]],
-            tail_s=tails,
+            tail_s=tail_s[chosen].reshape(self.layout.vpp, self.layout.pp).sum(axis=0),
         )
 
     def objective_s(self, picks: Sequence[int] | IntArray) -> float:
         """J of these picks."""
-        return objective_s(self.pipeline, self.times(picks))
+        return objective_s(self.pipeline, self.times(picks, played=False))
 
     def lower_bound_s(self, picks: Sequence[int] | IntArray) -> float:
         """R of these picks."""

@@ -82,7 +82,7 @@ def _columns(draw: random.Random, layout: Layout, num_layers: int) -> StageColum
                 )
     names = ("stage", "first", "last", "recompute_counts", "forward_s", "backward_s", "hop_in_s", "hop_out_s", "tail_s")
     arrays = dict(zip((*names, "state_bytes", "activation_bytes"), map(np.array, zip(*rows, strict=True)), strict=True))
-    return StageColumns(**arrays)
+    return StageColumns(**arrays, played_tail_s=arrays["tail_s"])
 
 
 def _spans(layout: Layout, stage: int, num_layers: int) -> list[tuple[int, int]]:

@@ -29,6 +29,7 @@ def two_stages(schedule: Schedule = Schedule.ONE_F_ONE_B) -> CellProblem:
             hop_in_s=0.5 * (stage == 1),
             hop_out_s=0.5 * (stage == 0),
             tail_s=np.array([1.0, 2.0, 3.0, 1.0]),
+            played_tail_s=np.array([1.0, 2.0, 3.0, 1.0]),
             state_bytes=np.array([10.0, 20.0, 20.0, 10.0]),
             activation_bytes=np.array([1.0, 2.0, 2.0, 1.0]),
         ),

@@ -160,6 +160,14 @@ def tiny(num_gpus: int, runtime: str = "torch", num_layers: int = 4) -> Priced:
     return Priced.of(problem, space)
 
 
+def _tail_s(priced: Priced, index: int, columns: Columns, tail_s: np.ndarray) -> np.ndarray:
+    """As J counts it: with v > 1 as if nothing were recomputed."""
+    if priced.layout(index).vpp == 1:
+        return tail_s
+    plain = {int(s): t for s, counts, t in zip(columns.stage, columns.recompute_counts, tail_s) if not counts[1:].any()}
+    return np.array([plain[int(s)] for s in columns.stage])
+
+
 def every_column(priced: Priced, index: int) -> CellProblem:
     """The cell with every span under every mixture of recompute, nothing pruned."""
     layout, model = priced.layout(index), priced.problem.model
@@ -196,7 +204,8 @@ def every_column(priced: Priced, index: int) -> CellProblem:
             backward_s=found.backward_s,
             hop_in_s=found.hop_in_s,
             hop_out_s=found.hop_out_s,
-            tail_s=found.tail_s,
+            tail_s=_tail_s(priced, index, columns, found.tail_s),
+            played_tail_s=found.tail_s,
             state_bytes=found.fixed_bytes,
             activation_bytes=found.activation_bytes,
         ),
