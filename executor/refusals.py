@@ -15,7 +15,7 @@ def _foreign(decision: Decision) -> str | None:
     if decision.runtime != RUNTIME:
         return (
             f"runtime={decision.runtime}: a plan for {decision.runtime} is run by {decision.runtime} "
-            f"(`meshwright export` writes its configuration); legal here: {RUNTIME} (`meshwright plan --runtime {RUNTIME}`)"
+            f"itself; legal here: {RUNTIME} (`meshwright plan --runtime {RUNTIME}`)"
         )
     return None
 
