@@ -279,8 +279,9 @@ def _interval(problem: Problem, measurements: Sequence[Measurement], date: str) 
         if one.kind is MeasurementKind.OP and len(one.samples_s) >= LEAST_SAMPLES and min(one.samples_s) > 0:
             low, high = np.quantile(one.samples_s, [0.1, 0.9])
             widths.append(math.log(high / low) / 2)
-    name = f"interval.measured.{problem.runtime.name}"
-    prior = value(problem.calibration, "interval.measured", problem.runtime.name)
+    family = problem.cluster.pools[0].kind.device.family
+    name = f"interval.measured.{family}.{problem.runtime.name}"
+    prior = value(problem.calibration, "interval.measured", family, problem.runtime.name)
     if widths and median(widths) > prior:
         yield (
             name,

@@ -21,8 +21,9 @@ def step_interval_s(problem: Problem, step_s: float, *, world: int, basis: Mappi
     basis: shares of the step's seconds by what they rest on (measured, calibrated, table), summing to 1.
     """
     calibration, name = problem.calibration, problem.runtime.name
+    family = problem.cluster.pools[0].kind.device.family
     half = sum(
-        basis.get(rest, 0.0) * value(calibration, f"interval.{rest}", name)
+        basis.get(rest, 0.0) * value(calibration, f"interval.{rest}", family, name)
         for rest in ("measured", "calibrated", "table")
     )
     per_doubling = value(calibration, "interval.per_doubling", name)

@@ -37,11 +37,11 @@ from cost_models.records import (
 from executor.measure import Run, stamp, steps_in_turn
 from executor.settings import Settings
 
-DEPTHS = (2, 6)
+DEPTHS = (1, 4)
 """Layers of the two models: far enough apart for the slope, small enough for seconds."""
-NUM_MICRO_BATCHES = 4
+NUM_MICRO_BATCHES = 3
 """Each micro-batch pays the same; several, so that the step's own cost weighs less."""
-STEPS = 4
+STEPS = 3
 """Steps that count."""
 SMALL_HEAD = 8
 """Width of a head, and tokens for each rank: the least that all degrees divide."""

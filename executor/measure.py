@@ -18,7 +18,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -50,7 +50,7 @@ from executor.peak import PeakMemory, exact_heap, trim_heap
 from executor.settings import PROGRESS_MARK, REFERENCE_KEY, REFERENCE_SIDE, Job, Settings
 from executor.train import make_optimizer, optimizer_step, random_batch
 from executor.verify import MAX_PARAMETERS, selfcheck
-from planner.profiling.clock import Rule, machine, sample, versions
+from planner.profiling.clock import OVERSUBSCRIBED_SAMPLE_S, Rule, machine, sample, shares_cores, versions
 
 REFERENCE_S = 0.03
 """Length of one of its samples: several time slices."""
@@ -69,19 +69,26 @@ class Run:
         self.settings = settings
         self.memory = PeakMemory(local_device())
         self.warm_peak_bytes = 0
-        module = build_module(plan, settings)
-        compared = settings.check and sum(parameter.numel() for parameter in module.parameters()) <= MAX_PARAMETERS
-        reference = copy.deepcopy(module) if compared else None
-        self.parallel = apply(plan, module, timeout_s=settings.timeout_s)
-        if settings.check:
-            found = selfcheck(self.parallel, reference, seed=settings.seed)
-            if not found.ok:
-                raise WrongResultError(str(found))
+        with exact_heap():
+            self._build()
         self.optimizer = make_optimizer(self.parallel)
         self.parallel.phases.enabled = True
         self.seconds: list[float] = []
         self.phases: dict[str, list[float]] = {}
         self._count = 0
+
+    def _build(self) -> None:
+        module = build_module(self.plan, self.settings)
+        compared = self.settings.check and sum(one.numel() for one in module.parameters()) <= MAX_PARAMETERS
+        reference = copy.deepcopy(module) if compared else None
+        self.parallel = apply(self.plan, module, timeout_s=self.settings.timeout_s)
+        if self.settings.check:
+            found = selfcheck(self.parallel, reference, seed=self.settings.seed)
+            if not found.ok:
+                raise WrongResultError(str(found))
+
+    def checked(self) -> None:
+        """Nothing more: what was built was compared, unless the settings say otherwise."""
 
     def step(self) -> None:
         """One step of the training loop, on tokens that are the same in every layout; the time to draw them counts."""
@@ -231,10 +238,18 @@ def measure_runs(plans: Sequence[Plan], settings: Settings) -> Measurements:
             "measure_runs forks a process for each plan, and this one has joined a process group already"
         )
     context = multiprocessing.get_context("fork" if platform.system() == "Linux" else "spawn")
-    with _children(context, plans, settings) as children:
+    # a check leaves its buffers in the process: it has one of its own
+    jobs = [(plan, settings) for plan in plans if settings.check]
+    jobs += [(plan, replace(settings, check=False)) for plan in plans]
+    with _children(context, jobs) as everyone:
+        checkers, children = everyone[: -len(plans)], everyone[-len(plans) :]
         for index, child in enumerate(children):
             _say(f"layout {index + 1} of {len(plans)}: {child.name}")
+            if checkers:
+                checkers[index].do("checked")
             child.do("warm_up")
+        for checker in checkers[1:]:  # the first holds the store that all meet in
+            checker.end()
         reference: list[float] = []
         for step in range(settings.steps):
             for child in children:
@@ -250,7 +265,8 @@ def _reference() -> tuple[float, ...]:
     """Samples of one product, which every profile holds too: did the machine run as fast as when it was profiled?"""
     device = local_device()
     a, b = (torch.ones(REFERENCE_SIDE, REFERENCE_SIDE, device=device) for _ in range(2))
-    rule = Rule(warmup=1, repetitions=2, sample_s=REFERENCE_S)
+    shared = shares_cores(int(os.environ["WORLD_SIZE"]), torch.get_num_threads())
+    rule = Rule(warmup=1, repetitions=2, sample_s=OVERSUBSCRIBED_SAMPLE_S if shared else REFERENCE_S)
     return sample({"": lambda: functional.linear(a, b)}, rule, synchronise=_wait_for())[""]
 
 
@@ -287,10 +303,10 @@ class _Child:
 
 
 @contextmanager
-def _children(context: Any, plans: Sequence[Plan], settings: Settings) -> Iterator[list[_Child]]:
+def _children(context: Any, jobs: Sequence[tuple[Plan, Settings]]) -> Iterator[list[_Child]]:
     children = []
     try:
-        for index, plan in enumerate(plans):
+        for index, (plan, settings) in enumerate(jobs):
             here, there = context.Pipe()
             process = context.Process(target=_serve, args=(there, plan, settings, index), daemon=True)
             process.start()

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cost_models.records import Measurement, MeasurementKind, Model, RecordError, Workload
-from planner.profiling.clock import Rule, machine, sample, sample_length_s, versions
+from planner.profiling.clock import OVERSUBSCRIBED_SAMPLE_S, SAMPLE_S, Rule, machine, sample, shares_cores, versions
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 MEMORY_BOUND_BYTES = 48 << 20
 """Three tensors of 16 MiB: more than the caches of a core hold, as the tensors of a step together are."""
 KEY_BUDGET_S = 0.12
-"""Seconds for a key on each process: four samples of the length that a shared core needs."""
+"""Seconds for a key on each process, where each process has a core."""
+STACKED_LAYERS = 4
+"""Layers of one call, each with its own weights: alone, a layer would find its weights and activations in the caches."""
 PASSES = 3
 """Times that the list of keys is gone through: a disturbance of some seconds spoils one pass, and the median drops it."""
 MOST_SAMPLES = 21
@@ -124,23 +126,26 @@ def time_operations(
     import torch
 
     share = KEY_BUDGET_S if budget_s is None else min(KEY_BUDGET_S, budget_s / max(1, len(keys)))
-    share /= PASSES
-    rule = Rule(
-        warmup=1,
-        repetitions=max(1, MOST_SAMPLES // PASSES),
-        sample_s=min(sample_length_s(ranks, threads), share / 2),
-        budget_s=share,
-    )
+    shared_cores = shares_cores(ranks, threads)
+    if shared_cores:
+        # one sample of one length on all processes at once: whoever ended early would leave the others a whole core
+        rule = Rule(warmup=0, repetitions=1, sample_s=OVERSUBSCRIBED_SAMPLE_S)
+    else:
+        share /= PASSES
+        rule = Rule(
+            warmup=1, repetitions=max(1, MOST_SAMPLES // PASSES), sample_s=min(SAMPLE_S, share / 2), budget_s=share
+        )
     synchronise = torch.cuda.synchronize if device.startswith("cuda") else None
     samples: dict[str, tuple[float, ...]] = dict.fromkeys(keys, ())
     moved: dict[str, int | None] = {}
-    for _ in range(PASSES):
+    for _ in range(1 if shared_cores else PASSES):
         for key in samples:
             call, moved[key] = operation(key, device, layer)
             call()  # allocations and kernels' first use, before the others are waited for
             if barrier is not None:
                 barrier()
-            samples[key] += sample({key: call}, rule, synchronise=synchronise)[key]
+            taken = sample({key: call}, rule, synchronise=synchronise)[key]
+            samples[key] += tuple(seconds / _units(key) for seconds in taken)
     where, packages = machine_of(device), versions()
     return tuple(
         Measurement(
@@ -256,13 +261,24 @@ def _layer(parts: list[str], bench: Bench) -> tuple[Call, int | None]:
         vocab=1,
         gated_mlp=ffn.endswith("g"),
     )
-    layer = _factory(bench.layer)(model).to(device=bench.device, dtype=_dtype(precision))
+    build = _factory(bench.layer)
+    stack = [build(model).to(device=bench.device, dtype=_dtype(precision)) for _ in range(STACKED_LAYERS)]
     like: dict[str, Any] = {"device": bench.device, "dtype": _dtype(precision)}
     x = torch.randn(batch, seq, hidden, requires_grad=True, **like)
     rope = tuple(torch.ones(1, seq, head_dim, **like) for _ in range(2))
-    return _direction(
-        lambda: layer(x, position_embeddings=rope), (x, *layer.parameters()), direction, adds_up=True
-    ), None
+
+    def forward() -> Any:
+        out = x
+        for layer in stack:
+            out = layer(out, position_embeddings=rope)
+        return out
+
+    return _direction(forward, (x,), direction, adds_up=True), None
+
+
+def _units(key: str) -> int:
+    """How often one call does what its key names."""
+    return STACKED_LAYERS if key.startswith("layer/") else 1
 
 
 def _factory(name: str) -> Callable[[Model], Any]:

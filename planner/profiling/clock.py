@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-OVERSUBSCRIBED_SAMPLE_S = 0.03
-"""Least length of a sample where processes share a core: several time slices of Linux (3 to 4 ms each at 250 Hz)."""
+OVERSUBSCRIBED_SAMPLE_S = 0.12
+"""Length of a sample where processes share a core: forty time slices of Linux (3 ms each), so that each has had its share."""
 SAMPLE_S = 0.004
 """Least length of a sample else: a thousand times the resolution of the clock and of its call."""
 SPREAD_QUANTILES = (0.1, 0.9)
@@ -140,9 +140,9 @@ def threads_per_rank(ranks: int) -> int:
     return max(1, usable_cores() // ranks)
 
 
-def sample_length_s(ranks: int, threads: int) -> float:
-    """Least seconds of a sample with that many busy processes of that many threads."""
-    return OVERSUBSCRIBED_SAMPLE_S if ranks * threads > usable_cores() else SAMPLE_S
+def shares_cores(ranks: int, threads: int) -> bool:
+    """Whether that many busy processes of that many threads have less than a core for each thread."""
+    return ranks * threads > usable_cores()
 
 
 def machine() -> str:

@@ -141,7 +141,7 @@ def test_the_context_is_what_one_layer_takes_beside_its_tensors(problem: Problem
 
 
 def test_the_interval_is_as_wide_as_the_measurements_scatter(problem: Problem) -> None:
-    name = "interval.measured.torch"
+    name = "interval.measured.cpu.torch"
     steady = fitted(problem, op("launch/fp32", *[1.0] * 9))
     wild = fitted(problem, op("launch/fp32", *[float(2**n) for n in range(11)]))
     assert name not in steady.coefficients

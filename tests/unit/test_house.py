@@ -11,7 +11,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 OURS = ("cost_models", "planner", "executor", "benchmarks", "tests")
 
-BELOW = {"cost_models": {"cost_models"}, "planner": {"cost_models", "planner"}, "executor": {"cost_models", "planner", "executor"}}
+BELOW = {
+    "cost_models": {"cost_models"},
+    "planner": {"cost_models", "planner"},
+    "executor": {"cost_models", "planner", "executor"},
+}
 """Package -> our packages that it may import."""
 
 THIRD_PARTY = {"cost_models": {"numpy", "networkx"}, "planner": {"numpy", "networkx"}, "executor": {"numpy", "torch"}}
@@ -42,7 +46,9 @@ def imported(source: str) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.module or ""
             yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
-            yield from ((node.lineno, a.value) for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str))
+            yield from (
+                (node.lineno, a.value) for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)
+            )
         elif isinstance(node, (ast.List, ast.Tuple)):
             for flag, name in itertools.pairwise(node.elts):
                 if isinstance(flag, ast.Constant) and flag.value == "-m" and isinstance(name, ast.Constant):
@@ -82,7 +88,9 @@ def breaches(path: str, source: str) -> list[str]:
     for line, module in imported(source):
         top = module.split(".")[0]
         if top in OURS:
-            legal = top in BELOW[package] and not (path.startswith(STDLIB_ONLY) and not module.startswith(("cost_models.records", "cost_models")))
+            legal = top in BELOW[package] and not (
+                path.startswith(STDLIB_ONLY) and not module.startswith(("cost_models.records", "cost_models"))
+            )
             if package == "executor" and top != "executor" and not path.startswith("executor/cli/"):
                 legal = module.startswith(EXECUTOR_SEES) or module == "cost_models"
                 legal |= path == "executor/measure.py" and module.startswith("planner.profiling.clock")
@@ -139,5 +147,9 @@ def test_the_wheel_names_every_package() -> None:
     import tomllib
 
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
-    found = {path.parent.relative_to(ROOT).as_posix().replace("/", ".") for package in BELOW for path in (ROOT / package).rglob("*.py")}
+    found = {
+        path.parent.relative_to(ROOT).as_posix().replace("/", ".")
+        for package in BELOW
+        for path in (ROOT / package).rglob("*.py")
+    }
     assert sorted(listed) == sorted(found)

@@ -164,7 +164,11 @@ def _tail_s(priced: Priced, index: int, columns: Columns, tail_s: np.ndarray) ->
     """As J counts it: with v > 1 as if nothing were recomputed."""
     if priced.layout(index).vpp == 1:
         return tail_s
-    plain = {int(s): t for s, counts, t in zip(columns.stage, columns.recompute_counts, tail_s, strict=False) if not counts[1:].any()}
+    plain = {
+        int(s): t
+        for s, counts, t in zip(columns.stage, columns.recompute_counts, tail_s, strict=False)
+        if not counts[1:].any()
+    }
     return np.array([plain[int(s)] for s in columns.stage])
 
 
