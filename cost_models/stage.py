@@ -5,7 +5,9 @@ A column's time per micro-batch is the sum of its blocks, so the search may coun
 besides (hops, gradient synchronisation, optimizer, the step's constant, memory) is added per column.
 
 What hides behind what, up to a share that is a coefficient:
-  tensor parallelism     behind products, where the runtime overlaps it (overlap.tp)
+  tensor parallelism     behind products, where the runtime overlaps it (overlap.tp) and its group keeps inside a fast
+                         domain: what overlaps it writes into the other ranks' memory (Transformer Engine's user buffers
+                         need NVLink between all ranks of the group)
   context parallelism    behind the block's attention and products (overlap.cp)
   gathers of ZeRO 2, 3   behind the compute of their own block (overlap.fsdp)
   hops                   behind other micro-batches, where the runtime posts them early (overlap.p2p)
@@ -22,7 +24,7 @@ from numpy.typing import NDArray
 from cost_models import blocks, compute, memory
 from cost_models.blocks import Pass, Share, Traffic
 from cost_models.calibrations import find, rate, value, value_or
-from cost_models.collectives import Collective, Fabric, collective_s, fabric, hop_s
+from cost_models.collectives import Collective, Fabric, collective_s, crosses, fabric, hop_s
 from cost_models.compute import Rates, Seconds
 from cost_models.memory import BlockMemory, Footprints, memory_report, memory_upper, usable_bytes
 from cost_models.needs import links_needed, operations_needed
@@ -191,10 +193,12 @@ def _priced(
         ),
     ]
     columns: tuple[list[list[Seconds]], ...] = ([], [], [], [])
+    hidden_tp = _hidden_tp(problem, cells, links)
     for passes, traffics, ring, params in rows:
         gathers = _shard_traffic(problem, cells, links, params)
         opened = [
-            _exposed(problem, passed, traffic, ring, gathers) for passed, traffic in zip(passes, traffics, strict=True)
+            _exposed(problem, passed, traffic, hidden_tp, ring, gathers)
+            for passed, traffic in zip(passes, traffics, strict=True)
         ]
         columns[0].append([passed.forward for passed in passes])
         columns[1].append([passed.backward for passed in passes])
@@ -221,13 +225,21 @@ def _with_dispatch(problem: Problem, cells: Cells, passed: Pass) -> Pass:
     return passed
 
 
+def _hidden_tp(problem: Problem, cells: Cells, links: Fabric) -> FloatArray:
+    """[cell] share of tensor-parallel collectives that can hide behind products."""
+    if not problem.runtime.overlaps_tp:
+        return np.zeros(len(cells))
+    family = problem.cluster.pools[0].kind.device.family
+    share = value(problem.calibration, "overlap.tp", family, problem.runtime.name)
+    return np.where(crosses(links.domain_size, links.num_gpus, cells.tp, cells.stride("tp")), 0.0, share)
+
+
 def _exposed(
-    problem: Problem, passed: Pass, traffic: Traffic, ring: Traffic | None, gathers: Traffic
+    problem: Problem, passed: Pass, traffic: Traffic, hidden_tp: FloatArray, ring: Traffic | None, gathers: Traffic
 ) -> tuple[Seconds, Seconds]:
     """What is left of a block's communication, forward and backward."""
     runtime, calibration = problem.runtime, problem.calibration
     family = problem.cluster.pools[0].kind.device.family
-    hidden_tp = value(calibration, "overlap.tp", family, runtime.name) if runtime.overlaps_tp else 0.0
     hidden_cp = value(calibration, "overlap.cp", family, runtime.name)
     hidden_fsdp = value(calibration, "overlap.fsdp", family, runtime.name)
     sides = []

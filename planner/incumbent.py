@@ -13,6 +13,7 @@ R, v = 1. From the last stage backwards, with A and F counted from the stage in 
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -302,13 +303,13 @@ class _Chunks:
         if len(lightest) < vpp:
             return np.empty(0), np.empty(0), np.empty((0, vpp), dtype=np.intp)
         most = min(cell.heaviest_s, self._most_load(lightest)) * (1 + 1e-9)
-        rate = self._rates(lightest)
+        rate, follows = self._rates(lightest), self._follows()
         load, tail, used, kept_before = np.zeros(1), np.zeros(1), np.zeros((len(self.used), 1)), np.zeros(1)
         picks = np.empty((1, 0), dtype=np.intp)
         for chunk in range(vpp):
             here = np.flatnonzero(self.chunk == chunk)
             rows, added = np.repeat(np.arange(len(load)), len(here)), np.tile(here, len(load))
-            if self._follows(chunk):
+            if follows[chunk]:
                 ordered = kept_before[rows] <= self.activation[added] * (1 + EXACT)
                 rows, added = rows[ordered], added[ordered]
             kept_before = self.activation[added]
@@ -322,25 +323,25 @@ class _Chunks:
             kept = np.isfinite(extra) & (load + self.load[later].sum() + extra <= most)
             load, tail, used, picks, kept_before = load[kept], tail[kept], used[:, kept], picks[kept], kept_before[kept]
             values = [load, tail + load / vpp, *(used if len(later) else ())]
-            if self._follows(chunk + 1):
+            if follows[chunk + 1]:
                 values.append(kept_before)
             kept = undominated([], values)
             load, tail, used, picks, kept_before = load[kept], tail[kept], used[:, kept], picks[kept], kept_before[kept]
         order = np.argsort(load, kind="stable")
         return load[order], tail[order], picks[order]
 
-    def _follows(self, chunk: int) -> bool:
-        """Whether a chunk has the columns of the one before it, and never more in flight."""
-        if not 0 < chunk < self.cell.layout.vpp or (self.vectors[:, chunk - 1] < self.vectors[:, chunk]).any():
-            return False
-        before, here = np.flatnonzero(self.chunk == chunk - 1), np.flatnonzero(self.chunk == chunk)
-        if len(before) != len(here):
-            return False
+    def _follows(self) -> list[bool]:
+        """(v + 1,) whether each chunk has the columns of the one before it, and never more in flight; False beyond both ends."""
         state = self.cell.columns.state_bytes[self.numbers]
-        return all(
-            np.allclose(values[before], values[here], rtol=EXACT, atol=0.0)
-            for values in (self.load, self.tail, self.activation, state)
-        )
+        values = np.stack([self.load, self.tail, self.activation, state])
+        parts = [values[:, self.chunk == chunk] for chunk in range(self.cell.layout.vpp)]
+        follows = [
+            before.shape == here.shape
+            and bool((self.vectors[:, chunk] >= self.vectors[:, chunk + 1]).all())
+            and bool((np.abs(before - here) <= EXACT * np.abs(here)).all())
+            for chunk, (before, here) in enumerate(pairwise(parts))
+        ]
+        return [False, *follows, False]
 
     def _lightest(self) -> IntArray:
         """(v,) the lightest column of each chunk that has any."""

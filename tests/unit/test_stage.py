@@ -351,3 +351,12 @@ def test_data_parallel_steps_over_shaped_links_come_in_the_measured_order() -> N
 
 
 _EFFICIENCIES = ("link.efficiency.veth-fast", "link.efficiency.veth-slow")
+
+
+def test_tensor_parallelism_hides_behind_products_only_inside_a_fast_domain() -> None:
+    """What overlaps it writes straight into the memory of the other ranks: over a network nothing hides."""
+    overlapping, plain = problem(runtime=replace(RUNTIME, overlaps_tp=True)), problem()
+    cells = Cells.of([normalised(tp=tp, dp=32 // tp) for tp in (8, 16)])
+    hidden, open_ = (price_blocks(one, cells).forward_exposed_s[:, stage.LAYER, 0] for one in (overlapping, plain))
+    assert 0.0 <= hidden[0] < open_[0]
+    assert hidden[1] == open_[1] > 0.0
