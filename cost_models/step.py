@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cost_models.records.layout import Schedule
-from cost_models.schedules import FloatArray, Pipeline, StageTimes, simulate, splits_backward
+from cost_models.schedules import FloatArray, Pipeline, Simulation, StageTimes, simulate, splits_backward
 
 # --- the objective J ----------------------------------------------------------------------------------------------------
 
@@ -236,7 +236,7 @@ class StageParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepParts:
-    """Where the seconds of a simulated step go, on the device that is done last. They add up to `step_s`."""
+    """Where the seconds of a simulated step go, on the device with the most work. They add up to `step_s`."""
 
     compute_s: float
     exposed_communication_s: float
@@ -257,8 +257,15 @@ _ROUNDING = 1e-13
 """Share of a step below which idle time is what adding up in another order leaves over."""
 
 
+def busiest_device(simulation: Simulation) -> int:
+    """The device with the most work, its tail included; of equal ones the one that is done last."""
+    work_s = simulation.device_busy_s + simulation.tail_s
+    busiest = np.flatnonzero(work_s >= work_s.max() * (1 - _ROUNDING))
+    return int(max(busiest, key=lambda device: (simulation.device_end_s[device], device)))
+
+
 def step_parts(pipeline: Pipeline, parts: StageParts) -> StepParts:
-    """Simulates the step and says where its time goes on the critical device (the one that is done last).
+    """Simulates the step and says where its time goes on the device with the most work: the one that binds.
 
     The hops' share is the simulated step minus that of the same step with free hops: waiting for a neighbour that computes
     is bubble, waiting for bytes is communication. It never exceeds the idle time, since the device's own work and tail fit
@@ -267,7 +274,7 @@ def step_parts(pipeline: Pipeline, parts: StageParts) -> StepParts:
     times = parts.times()
     _check_sizes(pipeline, times)
     simulation = simulate(pipeline, times)
-    device = simulation.critical_device
+    device = busiest_device(simulation)
     free_hops_s = simulate(pipeline, parts.times(hops=False)).step_s if times.hop_s.any() else simulation.step_s
     mine = slice(device, None, pipeline.num_devices)
     num_micro = pipeline.num_micro_batches

@@ -41,7 +41,7 @@ def advise(source: Request | str | Path | Mapping[str, Any], calibration: Calibr
     assert layout is not None
     try:
         predicted = predict(problem, decision_of_layout(problem, layout))
-    except (InputError, RecordError) as error:
+    except ValueError as error:  # what cannot be priced, by name
         document["unchecked"].append(f"prediction: {error}")
         return document
     document["predicted"] = {**(document["predicted"] or {}), **to_json(predicted)}

@@ -7,10 +7,9 @@ from cost_models.facts import facts_of_run
 from cost_models.law_terms import divisors
 from cost_models.laws import LAWS, first_breach
 from cost_models.problem import Problem
-from cost_models.records import Gather, Layout, Prediction, RecordError, Schedule, Verdict
+from cost_models.records import Gather, Layout, Prediction, Schedule, Verdict
 from cost_models.records.layout import LEGAL_GATHER
 from planner.decisions import decision_of_layout
-from planner.errors import InputError
 from planner.predict import predict
 
 
@@ -41,7 +40,7 @@ def neighbours(problem: Problem, layout: Layout) -> tuple[Neighbour, ...]:
             continue
         try:
             predicted = predict(problem, decision_of_layout(problem, other))
-        except (InputError, RecordError):
+        except ValueError:
             continue  # a schedule whose operation lists are not known, or more stages than blocks
         found.append(Neighbour(change=change, layout=other, predicted=predicted))
     order = {Verdict.OK: 0, Verdict.RISKY: 1, Verdict.NO: 2}

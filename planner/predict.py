@@ -9,7 +9,7 @@ from cost_models.memory import DeviceMemory, decision_columns, memory_lower, mem
 from cost_models.records import Decision, Parts, Prediction, StagePrediction, Verdict
 from cost_models.schedules import Pipeline, Simulation, simulate
 from cost_models.stage import Cells, ColumnPrices, Problem, operations_needed, price_blocks, price_columns
-from cost_models.step import StageParts, step_parts
+from cost_models.step import StageParts, busiest_device, step_parts
 from cost_models.units import GIB
 
 FLOPS_FORMULA = (
@@ -129,8 +129,8 @@ def _parts(step: Simulated) -> Parts:
 
 
 def _basis(step: Simulated, num_micro_batches: int) -> dict[str, float]:
-    """Shares of the critical device's busy seconds that rest on measured, calibrated and table values."""
-    mine = slice(step.simulation.critical_device, None, step.pipeline.num_devices)
+    """Shares of the busiest device's seconds that rest on measured, calibrated and table values."""
+    mine = slice(busiest_device(step.simulation), None, step.pipeline.num_devices)
     seconds = num_micro_batches * step.prices.basis_s[mine].sum(axis=0) + step.prices.tail_basis_s[mine].sum(axis=0)
     shares = seconds / seconds.sum()
     return dict(zip(("measured", "calibrated", "table"), map(float, shares), strict=True))

@@ -137,7 +137,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """Where the seconds of a step go on the rank that ends last; they sum to step_s."""
+    """Where the seconds of a step go on the device with the most work; they sum to step_s."""
 
     compute_s: float
     """Kernels, recompute included."""

@@ -83,7 +83,9 @@ def _gain(predicted: Prediction, reference: Alternative | None, plan: Plan) -> s
     if reference.decision == plan.decision:
         return f"none: the choice is {name}"
     verdict = ""
-    if gain <= predicted.pairwise_error:
+    if gain < -predicted.pairwise_error:
+        verdict = "; that is what the pins cost" if plan.request.pin else ""
+    elif gain <= predicted.pairwise_error:
         within = f"; within the model's error between two layouts ({predicted.pairwise_error:.0%})"
         verdict = within + (": keep yours" if reference.note == "current" else ": a tie")
     return f"{gain:+.1%} tokens/s over {name}{verdict}"
