@@ -31,7 +31,9 @@ def test_the_commands_print_what_the_readme_says(
 
     def rerun(block: re.Match[str]) -> str:
         assert main(shlex.split(block["command"])) == 0, block["command"]
-        return f"```\n$ meshwright {block['command']}\n{TIMED.sub('(highs, 1 s)', capsys.readouterr().out).rstrip()}\n```"
+        return (
+            f"```\n$ meshwright {block['command']}\n{TIMED.sub('(highs, 1 s)', capsys.readouterr().out).rstrip()}\n```"
+        )
 
     assert len(BLOCK.findall(text)) == 3
     fresh = BLOCK.sub(rerun, text)
