@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 from importlib import resources
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -176,7 +176,7 @@ def _link_cost(name: str, bytes_per_s: float, place: str, calibration: Calibrati
     )
 
 
-def members(unit: int, size: FloatArray, stride: FloatArray) -> FloatArray:
+def members(unit: int, size: NDArray[Any], stride: NDArray[Any]) -> FloatArray:
     """Members of a group inside one aligned unit of `unit` ranks (the fewest of any group; all = it stays inside)."""
     span = size * stride
     aligned = (span <= unit) & (np.mod(unit, span) == 0)
@@ -185,7 +185,7 @@ def members(unit: int, size: FloatArray, stride: FloatArray) -> FloatArray:
     return np.where(aligned, size, np.where(straddling, np.maximum(size - 1, 1), inside))
 
 
-def crosses(unit: int, num_gpus: int, size: FloatArray, stride: FloatArray) -> NDArray[np.bool_]:
+def crosses(unit: int, num_gpus: int, size: NDArray[Any], stride: NDArray[Any]) -> NDArray[np.bool_]:
     """Does a group of the axis leave a unit of `unit` ranks? Never, where the cluster is no larger."""
     return (members(unit, size, stride) < size) & (num_gpus > unit) & (size > 1)
 
