@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
+from cost_models.ownership import verify
 from executor.cli.arguments import parser
 from executor.cli.outcome import Outcome
 
@@ -20,6 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     as_json = bool(getattr(arguments, "json", False))
     try:
+        verify()
         verbs = importlib.import_module("executor.cli.verbs")
         outcome: Outcome = getattr(verbs, arguments.verb)(arguments)
         _print(json.dumps(outcome.document, ensure_ascii=False, allow_nan=False) if as_json else outcome.text())

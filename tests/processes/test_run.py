@@ -1,0 +1,82 @@
+"""`meshwright run` from end to end: a plan made here runs, is checked, measured and compared; a killed rank is named."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from cost_models.calibrations import shipped
+from cost_models.records import Measurements, Precision, Workload, load, save
+from executor.cli import main
+from executor.decoder import Decoder
+from planner.plan import make_plan
+from planner.readers.clusters import local_cluster
+from planner.readers.models import read_model
+from planner.readers.requests import CompleteRequest
+from planner.readers.runtimes import read_runtime
+
+MODEL = "llama-tiny"
+
+
+def factory() -> Decoder:
+    """The plan's model; rank 1 dies while it is built, where the environment says so."""
+    if os.environ.get("PLANTED_FAULT") == "kill" and os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return Decoder(read_model(MODEL), seed=0)
+
+
+@pytest.fixture(scope="module")
+def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    cluster = local_cluster(2, 4 << 30, matmul_flops_per_s={"fp32": 5e10}, memory_bandwidth_bytes_per_s=5e9)
+    request = CompleteRequest(
+        model=read_model(MODEL),
+        cluster=cluster,
+        workload=Workload(seq=32, gbs=4, precision=Precision.FP32),
+        runtime=read_runtime("torch"),
+        layout=None,
+        pin="",
+        defaults={},
+    )
+    path = tmp_path_factory.mktemp("run") / "plan.json"
+    save(make_plan(request, calibration=shipped(), version="test"), path)
+    return path
+
+
+def processes_of_this_fault() -> list[int]:
+    """Living processes that were started with the planted fault in their environment."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if b"PLANTED_FAULT=kill" in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_a_plan_runs_and_is_compared(plan_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "measurement.json"
+    code = main(["run", str(plan_file), "--steps", "2", "--timeout", "100", "-o", str(out), "--json"])
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    document = json.loads(captured.out)
+    assert {row["phase"] for row in document["comparison"]["rows"]} >= {"step"}
+    measured = load(Measurements, out)
+    step = next(one for one in measured.measurements if one.key == "step")
+    assert len(step.samples_s) == 2
+    assert main(["compare", str(plan_file), str(out), "--fit", str(tmp_path / "fitted.json")]) == 0
+    assert (tmp_path / "fitted.json").is_file()
+
+
+def test_a_killed_rank_is_named_and_nothing_is_left(
+    plan_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PLANTED_FAULT", "kill")
+    code = main(["run", str(plan_file), "--module", "tests.processes.test_run:factory", "--timeout", "90"])
+    captured = capsys.readouterr()
+    assert code == 1
+    assert "rank 1" in captured.err
+    assert captured.out == ""
+    assert processes_of_this_fault() == []
