@@ -137,6 +137,10 @@ def splits_backward(schedule: Schedule) -> bool:
     return schedule in SPLIT_BACKWARD
 
 
+MOST_OPERATIONS = 2**20
+"""Operations of a step that is played one by one: some seconds and 100 MB; 64 stages x 4,096 micro-batches are half of it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
     """A schedule and the numbers that it unfolds over. Legal by construction; ScheduleError otherwise."""
@@ -154,6 +158,11 @@ class Pipeline:
         for name, number in zip(names, numbers, strict=True):
             if number < 1:
                 raise ScheduleError(f"{name}={number} is not a positive number; legal: 1, 2, ...")
+        if self.num_operations > MOST_OPERATIONS:
+            raise ScheduleError(
+                f"num_micro_batches={numbers[2]} on {self.num_stages} virtual stages are {self.num_operations} operations; at most "
+                f"{MOST_OPERATIONS} are played; take larger micro-batches, more dp, or a smaller global batch"
+            )
         for need in schedule_needs(self.schedule):
             if not need.holds(*numbers):
                 raise ScheduleError(
@@ -165,6 +174,11 @@ class Pipeline:
     def num_stages(self) -> int:
         """Number of virtual stages S = v * pp."""
         return self.num_devices * self.num_virtual_per_device
+
+    @property
+    def num_operations(self) -> int:
+        """Forward and backward of every micro-batch on every virtual stage."""
+        return 2 * self.num_stages * self.num_micro_batches
 
 
 # --- who does what, in which order --------------------------------------------------------------------------------------

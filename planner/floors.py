@@ -53,10 +53,13 @@ def vectors_of(pipeline: Pipeline) -> tuple[tuple[tuple[int, ...], ...], ...]:
     """`max_in_flight`, from fewer micro-batches where more change nothing.
 
     Interleaved with rounds of pp micro-batches: the warm-up takes less than v + 1 rounds of forwards, then one forward and one
-    backward in turn repeat with the period of one round through all chunks; four rounds hold the warm-up and a period.
+    backward in turn repeat with the period of one round through all chunks; four rounds hold the warm-up and a period. 1f1b is
+    the same with one chunk. GPipe keeps every micro-batch.
     """
     pp, num_micro = pipeline.num_devices, pipeline.num_micro_batches
-    if pipeline.schedule is Schedule.INTERLEAVED and num_micro % pp == 0:
+    if pipeline.schedule is Schedule.GPIPE:
+        return (((num_micro,),),) * pp
+    if pipeline.schedule is Schedule.ONE_F_ONE_B or (pipeline.schedule is Schedule.INTERLEAVED and num_micro % pp == 0):
         pipeline = replace(pipeline, num_micro_batches=min(num_micro, 4 * pp))
     return max_in_flight(pipeline)
 

@@ -14,7 +14,7 @@ from cost_models.laws import LAWS, Facts, Law, divisors, first_breach
 from cost_models.problem import PRICED_RECOMPUTE, Cells, IntArray
 from cost_models.records import Cluster, Gather, Layout, Model, Runtime, Schedule, Severity, Workload
 from cost_models.records.layout import LEGAL_GATHER
-from cost_models.schedules import schedule_needs
+from cost_models.schedules import MOST_OPERATIONS, schedule_needs
 from planner.errors import InfeasibleError, InputError
 from planner.readers.pins import Pins
 
@@ -22,6 +22,9 @@ SCHEDULES = (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED, Schedule.GPIPE)
 """Schedules whose plans are searched."""
 MOST_MICRO_BATCH = 16
 """Largest micro-batch, in sequences: beyond it kernels are no faster and the pipeline only has fewer micro-batches."""
+_MANY_OPERATIONS = (
+    f"a step is played one by one: at most {MOST_OPERATIONS} forward and backward passes of micro-batches"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +132,8 @@ def enumerate_cells(
         recompute_kinds=kinds,
         even_stages=not runtime.uneven_stages,
         refusals=builder.log.refusals(),
-        restrictions=_restrictions(runtime, pins, chosen, cluster),
+        restrictions=_restrictions(runtime, pins, chosen, cluster)
+        + ((_MANY_OPERATIONS,) if _MANY_OPERATIONS in builder.log.reasons.values() else ()),
     )
 
 
@@ -281,13 +285,16 @@ class _Builder:
         if gbs % dp:
             self.log.add("GBS_MOD_MBSDP", "gbs % (mbs·dp) = 0", gbs=gbs, dp=dp)
             return
-        for mbs in divisors(gbs // dp):
-            # a pin may ask for more than the search offers
-            if mbs > MOST_MICRO_BATCH and "mbs" not in self.pins.fields:
-                break
-            num_micro = gbs // dp // mbs
+        each = gbs // dp
+        # a pin may ask for more than the search offers
+        pinned = "mbs" in self.pins.fields
+        for mbs in divisors(each) if pinned else (n for n in range(1, MOST_MICRO_BATCH + 1) if each % n == 0):
+            num_micro = each // mbs
             by_batch = replace(facts, schedule=schedule, vpp=vpp, mbs=mbs, num_micro_batches=num_micro)
             if not self.pinned("mbs", mbs) or not self.legal(by_batch, ("mbs", "num_micro_batches")):
+                continue
+            if 2 * pp * vpp * num_micro > MOST_OPERATIONS:
+                self.log.add("too many operations", _MANY_OPERATIONS, pp=pp, vpp=vpp, num_micro_batches=num_micro)
                 continue
             if schedule is Schedule.INTERLEAVED and num_micro < pp:
                 # the objective supposes a full pipeline: with m = 1 nothing overlaps, and J is a small part of S

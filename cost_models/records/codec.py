@@ -27,6 +27,10 @@ SCHEMA_VERSION = 1
 """Version of every file that Meshwright writes; a reader accepts this one and older ones."""
 
 
+MOST_WHOLE = 2**53 - 1
+"""Largest whole number that every reader of JSON takes exactly (RFC 8259, section 6)."""
+
+
 class RecordError(ValueError):
     """A record, or a file that should hold one, says something that it may not say."""
 
@@ -61,16 +65,48 @@ def dumps(record: Any) -> str:
     return json.dumps(to_json(record), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def loads(cls: type[T], text: str, source: str = "") -> T:
-    """The record in `text`; `source` (a file's name) leads every error."""
+def parse(text: str, source: str = "") -> Any:
+    """The JSON data in `text`; `source` (a file's name) leads every error.
+
+    Raises RecordError for what is not whole JSON, and for what JSON's readers do not agree on (RFC 8259, sections 4, 6 and 9):
+    a key twice in one object, a whole number beyond `MOST_WHOLE`, nesting deeper than this reader goes.
+    """
     lead = f"{source}: " if source else ""
     try:
-        data = json.loads(text)
+        return json.loads(text.removeprefix("\ufeff"), object_pairs_hook=_once_each, parse_int=_whole)
     except json.JSONDecodeError as error:
         raise RecordError(
             f"{lead}not whole JSON (line {error.lineno}, column {error.colno}: {error.msg}); "
             "the file is truncated or damaged: write it again"
         ) from None
+    except RecursionError:
+        raise RecordError(
+            f"{lead}objects or lists are nested too deep; the file is damaged or of another kind"
+        ) from None
+    except RecordError as error:
+        raise RecordError(f"{lead}{error}") from None
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise RecordError(f"the key {twice!r} stands twice in one object; keep one of them")
+    return found
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > len(str(-MOST_WHOLE)) or abs(int(digits)) > MOST_WHOLE:
+        shown = digits if len(digits) <= 30 else f"{digits[:27]}..."
+        raise RecordError(f"{shown}: whole numbers are legal from -{MOST_WHOLE} to {MOST_WHOLE}")
+    return int(digits)
+
+
+def loads(cls: type[T], text: str, source: str = "") -> T:
+    """The record in `text`; `source` (a file's name) leads every error."""
+    lead = f"{source}: " if source else ""
+    data = parse(text, source)
     if isinstance(data, dict):
         version = data.get("schema_version")
         if isinstance(version, int) and not isinstance(version, bool) and version > SCHEMA_VERSION:

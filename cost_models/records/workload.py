@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from cost_models.records.codec import RecordError
+from cost_models.records.codec import MOST_WHOLE, RecordError
 
 
 class Precision(StrEnum):
@@ -38,9 +38,9 @@ class Workload:
 
     def __post_init__(self) -> None:
         for name in ("seq", "gbs"):
-            if getattr(self, name) < 1:
+            if not 1 <= getattr(self, name) <= MOST_WHOLE:
                 raise RecordError(
-                    f"{name}={getattr(self, name)}: a workload has at least one {name}; give a whole number from 1"
+                    f"{name}={getattr(self, name)}: a workload has at least one {name}; give a whole number from 1 to {MOST_WHOLE}"
                 )
 
     @property

@@ -1,10 +1,10 @@
 """JSON documents that people name by path: one wording for what is absent, damaged, newer or of another kind."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-from cost_models.records import SCHEMA_VERSION
+from cost_models.records import SCHEMA_VERSION, RecordError
+from cost_models.records.codec import parse
 from planner.errors import InputError
 
 
@@ -14,16 +14,15 @@ def read_document(path: Path, what: str) -> dict[str, Any]:
     Raises InputError, led by the path, where the file cannot be read, is not whole JSON, is no object, or is newer.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise InputError(f"{path}: not UTF-8 text; the file is damaged or of another kind") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    except json.JSONDecodeError as error:
-        raise InputError(
-            f"{path}: not whole JSON (line {error.lineno}, column {error.colno}: {error.msg}); "
-            "the file is truncated or damaged: write it again"
-        ) from None
+    try:
+        data = parse(text, str(path))
+    except RecordError as error:
+        raise InputError(str(error)) from None
     if not isinstance(data, dict):
         raise InputError(f"{path}: expected an object that describes {what}, found a {type(data).__name__}")
     version = data.get("schema_version", SCHEMA_VERSION)

@@ -35,6 +35,7 @@ from cost_models.records import (
     to_json,
     write_atomic,
 )
+from cost_models.records.codec import parse
 from cost_models.records.layout import LEGAL_GATHER
 from cost_models.records.schema_files import FOLDER, RECORDS, schema_text
 
@@ -366,3 +367,21 @@ def test_the_batch_is_divided_exactly():
         layout.num_micro_batches(12)
     with pytest.raises(RecordError, match="at least one gbs"):
         Workload(seq=1, gbs=0)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[" * 100_000, "nested too deep"),
+        ('{"a": 1, "a": 2}', "the key 'a' stands twice"),
+        (f'{{"a": {"9" * 5000}}}', "whole numbers are legal"),
+        ('{"a": 9007199254740992}', "whole numbers are legal"),
+    ],
+)
+def test_json_on_which_readers_do_not_agree_is_an_error(text: str, told: str) -> None:
+    with pytest.raises(RecordError, match=told):
+        parse(text, "file")
+
+
+def test_json_with_a_byte_order_mark_is_read() -> None:
+    assert parse('\ufeff{"a": 9007199254740991}') == {"a": 2**53 - 1}

@@ -9,7 +9,7 @@ import pytest
 from cost_models.calibrations import shipped
 from cost_models.problem import Columns, Problem
 from cost_models.records import Model, Schedule, Workload, normalised
-from cost_models.schedules import Pipeline, max_in_flight
+from cost_models.schedules import Pipeline, ScheduleError, max_in_flight
 from cost_models.stage import price_columns
 from planner.errors import InfeasibleError, InputError
 from planner.exhaustive import best_plan, lower_bound_of, plans
@@ -269,3 +269,17 @@ def _peak(cell: CellProblem, picks: tuple[int, ...]) -> float:
         for device, vectors in enumerate(cell.in_flight)
         for vector in vectors
     )
+
+
+@pytest.mark.parametrize("schedule", [Schedule.GPIPE, Schedule.ONE_F_ONE_B])
+@pytest.mark.parametrize(("pp", "num_micro"), [(1, 1), (1, 9), (2, 2), (3, 13), (4, 40)])
+def test_in_flight_vectors_from_few_micro_batches_are_those_of_the_whole_step(
+    schedule: Schedule, pp: int, num_micro: int
+) -> None:
+    whole = Pipeline(schedule=schedule, num_devices=pp, num_virtual_per_device=1, num_micro_batches=num_micro)
+    assert vectors_of(whole) == max_in_flight(whole)
+
+
+def test_a_step_of_too_many_operations_is_refused_by_name() -> None:
+    with pytest.raises(ScheduleError, match=r"2097152 operations; at most 1048576"):
+        Pipeline(schedule=Schedule.GPIPE, num_devices=4, num_virtual_per_device=1, num_micro_batches=2**18)
