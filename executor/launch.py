@@ -81,7 +81,8 @@ def launch(
     mark = uuid.uuid4().hex
     command = [sys.executable, "-m", "executor.launch", "--nnodes", "1", "--nproc-per-node", str(num_ranks)]
     command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--rdzv-id", mark, "--max-restarts", "0"]
-    command += ["--log-dir", str(log_dir), "--redirects", "3", *arguments]
+    command += ["--log-dir", str(log_dir), "--redirects", "3"]
+    command += ["-m", "executor.rank", *arguments]
     start_s = time.monotonic()
     with (log_dir / "torchrun.log").open("wb") as log:
         process = subprocess.Popen(

@@ -7,7 +7,9 @@ plan; 130 interrupted.
 import importlib
 import json
 import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 
@@ -19,6 +21,7 @@ from executor.cli.outcome import Outcome
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one verb and returns the exit code."""
     arguments = parser().parse_args(argv)
+    _end_in_order_when_told_to()
     as_json = bool(getattr(arguments, "json", False))
     try:
         verify()
@@ -35,6 +38,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except Exception as error:  # noqa: BLE001 - the last door: what is not for people is our bug, and said so
         return _failed(error, as_json)
+
+
+def _end_in_order_when_told_to() -> None:
+    """SIGTERM (a scheduler's, or `timeout`'s) unwinds like an error does, so that whoever started ranks ends them."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
 def _print(text: str) -> None:

@@ -3,6 +3,10 @@
 import json
 import os
 import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,12 +22,15 @@ from planner.readers.requests import CompleteRequest
 from planner.readers.runtimes import read_runtime
 
 MODEL = "llama-tiny"
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def factory() -> Decoder:
     """The plan's model; rank 1 dies while it is built, where the environment says so."""
     if os.environ.get("PLANTED_FAULT") == "kill" and os.environ["RANK"] == "1":
         os.kill(os.getpid(), signal.SIGKILL)
+    if os.environ.get("PLANTED_FAULT") == "hang":
+        time.sleep(3600)
     return Decoder(read_model(MODEL), seed=0)
 
 
@@ -44,12 +51,12 @@ def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def processes_of_this_fault() -> list[int]:
+def processes_of_this_fault(kind: str) -> list[int]:
     """Living processes that were started with the planted fault in their environment."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            if b"PLANTED_FAULT=kill" in (folder / "environ").read_bytes().split(b"\0"):
+            if f"PLANTED_FAULT={kind}".encode() in (folder / "environ").read_bytes().split(b"\0"):
                 found.append(int(folder.name))
         except OSError:
             continue
@@ -79,4 +86,28 @@ def test_a_killed_rank_is_named_and_nothing_is_left(
     assert code == 1
     assert "rank 1" in captured.err
     assert captured.out == ""
-    assert processes_of_this_fault() == []
+    assert processes_of_this_fault("kill") == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+def test_a_run_that_is_ended_from_outside_leaves_no_ranks(plan_file: Path, number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "executor", "run", str(plan_file), "--module", "tests.processes.test_run:factory"]
+    environment = {**os.environ, "PLANTED_FAULT": "hang", "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        # the command itself, torchrun, and two ranks
+        assert within(60.0, lambda: len(processes_of_this_fault("hang")) >= 4)
+        process.send_signal(number)
+        assert within(20.0, lambda: process.poll() is not None and not processes_of_this_fault("hang"))
+    finally:
+        process.kill()
+        process.wait()
+
+
+def within(seconds: float, holds: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if holds():
+            return True
+        time.sleep(0.1)
+    return holds()
