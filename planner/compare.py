@@ -22,6 +22,7 @@ from cost_models.records import (
     Measurements,
     Plan,
     Prediction,
+    RecordError,
     load,
     print_layout,
 )
@@ -34,8 +35,25 @@ SPREAD_QUANTILE = 0.1
 
 
 def read_measurements(paths: Iterable[str | Path]) -> Measurements:
-    """The measurements of all files, in order."""
-    return Measurements(measurements=tuple(one for path in paths for one in load(Measurements, path).measurements))
+    """The measurements of all files, in order. Raises InputError where one is a plan, RecordError where it is neither."""
+    return Measurements(measurements=tuple(one for path in paths for one in _measurements(path)))
+
+
+def _measurements(path: str | Path) -> tuple[Measurement, ...]:
+    try:
+        return load(Measurements, path).measurements
+    except RecordError:
+        if not _is_plan(path):
+            raise
+    raise InputError(f"{path}: is a plan, not a measurement; `meshwright run {path} -o measurement.json` makes one")
+
+
+def _is_plan(path: str | Path) -> bool:
+    try:
+        load(Plan, path)
+    except RecordError:
+        return False
+    return True
 
 
 def compare(plan: Plan, measured: Measurements) -> dict[str, Any]:

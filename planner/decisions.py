@@ -3,6 +3,7 @@
 import numpy as np
 
 from cost_models.facts import facts_of_run
+from cost_models.law_terms import divisors
 from cost_models.laws import breaches
 from cost_models.problem import RANK_ORDER, Cells, Problem
 from cost_models.records import Binding, CollectiveChoice, Decision, Layout, Ranks, Severity, Stage
@@ -81,6 +82,12 @@ def _as_people_run_it(problem: Problem, layout: Layout) -> Candidate:
     cell = priced.cell(0, np.inf)
     best = least_objective(cell)
     if best is None:
+        if layout.vpp > 1 and not space.even_stages:
+            raise InputError(
+                f"layout {layout}: {problem.model.num_layers} layers over pp·vpp = {layout.num_virtual_stages} virtual "
+                "stages cannot be priced: with vpp > 1 every virtual stage takes as many layers; legal pp·vpp: "
+                f"{', '.join(map(str, divisors(problem.model.num_layers)))}"
+            )
         raise InputError(
             f"layout {layout}: {problem.model.num_blocks} blocks cannot fill {layout.num_virtual_stages} virtual stages"
         )

@@ -10,7 +10,8 @@ runs it in torch, and compares what it promised with what happened."""
 EPILOG = """\
 start here:
   meshwright plan --model llama3-8b --cluster h100x64 --batch 512 --seq 8192 -o plan.json
-  meshwright help            topics: layout, pins, requests, models, clusters, runtimes, laws, exit-codes"""
+  meshwright help            topics: layout, pins, requests, models, clusters, runtimes, laws, exit-codes,
+                             calibration"""
 
 _Argument = tuple[str, dict[str, object]]
 

@@ -6,7 +6,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from cost_models.records import Measurements, Plan, load, load_plan, save, to_json
+from cost_models.records import Measurements, Optimizer, Plan, load, load_plan, save, to_json
+from cost_models.units import GIB
 from executor.cli.outcome import Outcome
 from executor.errors import RefusedError
 from executor.launch import launch
@@ -49,6 +50,7 @@ def started_here(
 
     world = plans[0].decision.layout.world
     _enough_devices(world)
+    _enough_memory(plans)
 
     def tell(text: str) -> None:
         for line in text.splitlines():
@@ -81,6 +83,25 @@ def _enough_devices(world: int) -> None:
             f"the plan has {world} ranks, and this machine {torch.cuda.device_count()} GPUs: start it on every node with "
             "`torchrun --nnodes NODES --nproc-per-node GPUS ... -m executor run PLAN.json -o MEASUREMENT.json`"
         )
+
+
+def _enough_memory(plans: list[Plan]) -> None:
+    """Refuses what cannot fit before a process is started: without GPUs all ranks share the memory of this machine."""
+    import torch
+
+    if torch.cuda.is_available():
+        return
+    have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for plan in plans:
+        model, optimizer = plan.request.model, plan.decision.workload.optimizer
+        # fp32 weights and gradients, and the two moments of Adam, once over all ranks: the least that any layout takes
+        need = model.num_params * (8 if optimizer is Optimizer.SGD else 16)
+        if need > have:
+            raise RefusedError(
+                f"{model.name} takes at least {need / GIB:,.1f} GiB of weights, gradients and optimizer states, and this "
+                f"machine has no GPU and {have / GIB:,.1f} GiB of memory; run the plan on its cluster ({plan.request.cluster.name}): "
+                "`torchrun --nnodes NODES --nproc-per-node GPUS ... -m executor run PLAN.json -o MEASUREMENT.json`"
+            )
 
 
 def _joined(plan: Plan, settings: Settings, out: str | None) -> Outcome:

@@ -38,6 +38,8 @@ def read_model(name_or_path: str) -> Model:
     preset = _preset(text)
     if preset is not None:
         return preset
+    if path.is_dir():
+        raise InputError(f"model {text!r}: this folder has no config.json; name the file itself")
     if text.endswith(".json") or "/" in text or "\\" in text:
         raise InputError(
             f"model {text!r}: there is no such file, and no preset of that name; give the path of a config.json, "

@@ -395,11 +395,9 @@ def _runtime(request: Request, defaults: dict[str, str]) -> Runtime:
 
 def _workload(request: Request, defaults: dict[str, str]) -> Workload:
     said = {key: value for key, value in request.workload.items() if key != "bytes"}
-    for key in ("seq", "gbs"):
+    for key, meaning in (("seq", "tokens of a sequence; --seq"), ("gbs", "sequences of a step; --batch")):
         if key not in said:
-            raise InputError(
-                f"{request.source}: the workload lacks {key}: {'tokens of a sequence' if key == 'seq' else 'sequences of a step'}"
-            )
+            raise InputError(f"{request.source}: the workload lacks {key} ({meaning} on the command line)")
     for key, default in (("precision", Precision.BF16), ("optimizer", Optimizer.ADAMW)):
         if key not in said:
             defaults[f"workload.{key}"] = default.value

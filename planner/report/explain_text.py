@@ -5,7 +5,7 @@ from typing import Any
 
 from cost_models.records import Verdict
 from planner.report.check_text import shown, value_lines
-from planner.report.plan_text import FITS, gap_words
+from planner.report.plan_text import FITS, PARTS, gap_words
 from planner.report.words import columns, duration, memory_gib, row
 
 _ANSWERS = {
@@ -17,6 +17,8 @@ _ANSWERS = {
     "not in the space": "the search does not look there",
 }
 """Answer of `why_not` -> what it means."""
+_PART_WORDS = {field.removesuffix("_s"): words for words, field in PARTS.items()}
+"""A part's name in the document -> as a plan's text calls it."""
 
 
 def why_not_text(document: Mapping[str, Any]) -> str:
@@ -42,6 +44,8 @@ def why_not_text(document: Mapping[str, Any]) -> str:
 
 def _gain(best: Mapping[str, Any] | None, chosen: Mapping[str, Any] | None) -> str:
     if not best or not chosen or best.get("step_s") is None or not chosen.get("step_s"):
+        return ""
+    if best["step_s"] == chosen["step_s"]:
         return ""
     return f" ({best['step_s'] / chosen['step_s'] - 1:+.1%} step time)"
 
@@ -78,7 +82,7 @@ def _part_lines(parts: Sequence[Mapping[str, Any]]) -> list[str]:
     rows = [["where", "chosen", "other", "difference"]]
     pairs = [(part.get("chosen_s"), part.get("other_s")) for part in parts]
     for part, pair in zip(parts, pairs, strict=True):
-        rows.append([part["name"], *map(seconds, pair), difference(*pair)])
+        rows.append([_PART_WORDS.get(part["name"], part["name"]), *map(seconds, pair), difference(*pair)])
     sums = [None if None in side else sum(side) for side in zip(*pairs, strict=True)]
     rows.append(["sum", *map(seconds, sums), difference(*sums)])
     return columns(rows, right=(1, 2, 3))
@@ -125,7 +129,7 @@ def certificate_text(document: Mapping[str, Any]) -> str:
         row("simulated", _simulated(document.get("simulated_s"), simulated)),
         row(
             "cells",
-            f"{len(cells)}, {document.get('cells_opened', 0)} of them opened; the others are closed by their bounds",
+            f"{len(cells):,}, {document.get('cells_opened') or 0:,} of them opened; the others are closed by their bounds",
         ),
     ]
     restrictions = document.get("restrictions") or []

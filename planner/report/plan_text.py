@@ -44,10 +44,10 @@ def plan_text(plan: Plan) -> str:
 def asked(model: Model, cluster: Cluster, decision: Decision) -> str:
     """What shall run on what, in a sentence."""
     workload, world, have = decision.workload, decision.layout.world, cluster.num_gpus
-    idle = f", {have - world} GPUs idle" if world < have else ""
+    idle = f", {have - world:,} GPUs idle" if world < have else ""
     tokens = workload.seq * workload.gbs
     return paragraph(
-        f"{model.name} ({billions(model.num_params)} parameters) on {world} of {cluster.name}{idle}, "
+        f"{model.name} ({billions(model.num_params)} parameters) on {world:,} of {cluster.name}{idle}, "
         f"{workload.gbs:,} sequences x {workload.seq:,} = {billions(tokens)} tokens a step, {workload.precision}, "
         f"{workload.optimizer}, runtime {decision.runtime}"
     )
@@ -88,6 +88,8 @@ def _gain(predicted: Prediction, reference: Alternative | None, plan: Plan) -> s
     elif gain <= predicted.pairwise_error:
         within = f"; within the model's error between two layouts ({predicted.pairwise_error:.0%})"
         verdict = within + (": keep yours" if reference.note == "current" else ": a tie")
+    if gain >= 1:
+        return f"{1 + gain:.1f} times the tokens/s of {name}"
     return f"{gain:+.1%} tokens/s over {name}{verdict}"
 
 
@@ -103,7 +105,7 @@ def head_room(predicted: Prediction) -> str:
     """Does it fit, how much is left, and where it is fullest."""
     stage = max(predicted.stages, key=lambda s: max(s.phase_memory_bytes.values()))
     free = predicted.memory_gib_usable - predicted.memory_gib_high
-    room = f"{memory_gib(free)} left" if free >= 0 else f"{memory_gib(-free)} too many at worst"
+    room = f"{memory_gib(free)} left at worst" if free >= 0 else f"{memory_gib(-free)} too many at worst"
     return (
         f"{FITS[predicted.verdict]}: {memory_gib(predicted.memory_gib_max)} (up to {memory_gib(predicted.memory_gib_high)}) "
         f"of {memory_gib(predicted.memory_gib_usable)}, {room}; "
@@ -143,7 +145,7 @@ def proof_lines(plan: Plan) -> list[str]:
     return [
         row(
             "proof",
-            f"objective {duration(proof.objective_s)}, {gap_words(proof.gap_objective)} over {counted(cells, 'cell')}, {proof.cells_opened} of them opened ({proof.solver}, {proof.seconds:.2f} s)",
+            f"objective {duration(proof.objective_s)}, {gap_words(proof.gap_objective)} over {counted(cells, 'cell')}, {proof.cells_opened:,} of them opened ({proof.solver}, {proof.seconds:.2f} s)",
         ),
         row(
             "",

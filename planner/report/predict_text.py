@@ -24,7 +24,10 @@ def predict_text(problem: Problem, decision: Decision, predicted: Prediction, de
     lines = [
         asked(problem.model, problem.cluster, decision),
         "",
-        row("layout", f"{decision.layout}, {decision.num_micro_batches} micro-batches"),
+        row(
+            "layout",
+            f"{decision.layout}, {decision.num_micro_batches:,} micro-batch{'' if decision.num_micro_batches == 1 else 'es'}",
+        ),
         row("speed", speed(predicted)),
         row("parts", _parts(predicted)),
         row("memory", head_room(predicted)),

@@ -281,3 +281,49 @@ def test_nothing_is_written_where_the_folder_is_missing(tmp_path: Path, capsys: 
     assert code == 2
     assert "does not exist" in err
     assert not list(tmp_path.iterdir())
+
+
+def test_the_help_names_every_topic() -> None:
+    from executor.cli.arguments import EPILOG
+    from planner.report.help_text import TOPICS
+
+    assert not [topic for topic in TOPICS if topic not in EPILOG.split("topics:")[1]]
+
+
+def test_flags_that_lack_say_which_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, error = told(["plan", "--model", "llama3-8b", "--cluster", "h100x8", "--seq", "4096"], capsys)
+    assert code == 2
+    assert "the workload lacks gbs (sequences of a step; --batch on the command line)" in error
+
+
+def test_a_folder_without_a_configuration_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, error = told([*PLAN[:2], str(tmp_path), *PLAN[3:]], capsys)
+    assert code == 2
+    assert "this folder has no config.json" in error
+
+
+def test_compare_tells_a_plan_from_a_measurement(plan_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, error = told(["compare", str(plan_file), str(plan_file)], capsys)
+    assert code == 2
+    assert "is a plan, not a measurement" in error
+
+
+def test_interleaving_that_cannot_be_even_names_the_legal_degrees(capsys: pytest.CaptureFixture[str]) -> None:
+    layout = ["--runtime", "megatron", "--layout", "tp8 pp16 vpp6 zero1 sched=interleaved"]
+    asked = ["predict", "--model", "llama3-405b", "--cluster", "h100x1024", "--batch", "512", "--seq", "8192"]
+    code, _, error = told([*asked, *layout], capsys)
+    assert code == 2
+    assert "legal pp·vpp: 1, 2, 3, 6, 7, 9, 14, 18, 21, 42, 63, 126" in error
+
+
+def test_a_run_that_cannot_fit_this_machine_starts_no_process(
+    plan_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("os.sysconf", lambda name: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2**22}[name])
+    monkeypatch.setattr("executor.cli.running.launch", lambda *_, **__: pytest.fail("started"))
+    code, _, error = told(["run", str(plan_file)], capsys)
+    assert code == 2
+    assert "takes at least 119.7 GiB" in error
+    assert "has no GPU and 16.0 GiB of memory" in error
