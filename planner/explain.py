@@ -64,7 +64,7 @@ def why_not(plan: Plan, layout: str, calibration: Calibration | None = None) -> 
     except InfeasibleError as error:
         return answer | {"answer": "illegal", "reasons": _illegal(problem, layout, plan, str(error))}
     try:
-        found = search(Priced.of(problem, space, at_risk=True))
+        found = search(Priced.of(problem, space), delta=0.0)
     except InfeasibleError:
         # of the layouts asked for, the one that overflows least
         options = [
@@ -137,6 +137,8 @@ def _does_not_fit(problem: Problem, decision: Decision) -> dict[str, Any]:
     devices = memory_report(problem, decision)
     fullest = max(devices, key=lambda device: device.peak_bytes)
     usable = usable_bytes(problem)
+    # what fits on expectation, but not with its margin, is no plan either: then the upper end is what is over
+    over = fullest.peak_bytes if fullest.peak_bytes > usable else memory_upper(problem, fullest.peak_bytes)
     fitting = next(
         (one for one in neighbours(problem, _one_recompute(decision)) if one.predicted.verdict is Verdict.OK), None
     )
@@ -154,7 +156,7 @@ def _does_not_fit(problem: Problem, decision: Decision) -> dict[str, Any]:
             "expected_gib": fullest.peak_bytes / GIB,
             "upper_gib": memory_upper(problem, fullest.peak_bytes) / GIB,
             "usable_gib": usable / GIB,
-            "over_gib": (fullest.peak_bytes - usable) / GIB,
+            "over_gib": (over - usable) / GIB,
         },
         "smallest_change": change,
     }
