@@ -199,7 +199,8 @@ def _nothing_fits(problem: Problem, pins: Pins, priced: Priced) -> InfeasibleErr
     pinned = f" with the pins {pins}" if pins.pins else ""
     return InfeasibleError(
         f"{problem.model.name} fits on {world} x {device.name} under no layout{pinned}: "
-        f"{priced.memory_limit_bytes / _GIB:.1f} GiB of each device are usable, and {len(priced.space)} layouts were tried",
+        f"{priced.memory_limit_bytes / _GIB:.1f} GiB of each device are usable, and {len(priced.space):,} layouts were tried"
+        + ("; with any one of these it fits:" if told else ""),
         relaxations=tuple(told),
     )
 

@@ -56,8 +56,10 @@ def _parse_token(token: str, text: str) -> tuple[str, int | str]:
     elif match := _VALUE_FIRST.fullmatch(token):
         key, value = match[2], match[1]
     else:
+        choice = "; alternatives and bounds belong into pins (`--pin` of plan)" if set(token) & set("|<>!") else ""
         raise RecordError(
-            f"layout {text!r}: {token!r} is not a key with a value; keys: {', '.join(KEYS)} (as in `tp8 pp4 zero1 rc=full`)"
+            f"layout {text!r}: {token!r} is not a key with a value; keys: {', '.join(KEYS)} "
+            f"(as in `tp8 pp4 zero1 rc=full`){choice}"
         )
     field = KEYS[key]
     if field in _NUMBERS:

@@ -30,7 +30,9 @@ def read_runtime(name: str, *, typed: bool = False) -> Runtime:
     if typed:
         near = difflib.get_close_matches(spelling, _by_spelling(), n=3)
         hint = (
-            f"; did you mean {' or '.join(repr(_by_spelling()[one]) for one in dict.fromkeys(near))}?" if near else ""
+            f"; did you mean {' or '.join(map(repr, dict.fromkeys(_by_spelling()[one] for one in near)))}?"
+            if near
+            else ""
         )
         raise InputError(f"runtime {name!r} is not known{hint}; known runtimes: {', '.join(runtime_names())}")
     return _record(GENERIC)

@@ -327,3 +327,15 @@ def test_a_run_that_cannot_fit_this_machine_starts_no_process(
     assert code == 2
     assert "takes at least 119.7 GiB" in error
     assert "has no GPU and 16.0 GiB of memory" in error
+
+
+def test_near_runtimes_are_named_once(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, error = told([*PLAN, "--runtime", "megatorn"], capsys)
+    assert code == 2
+    assert "did you mean 'megatron' or 'megatron-zb'?" in error
+
+
+def test_alternatives_in_a_layout_lead_to_pins(plan_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, error = told(["explain", str(plan_file), "--why-not", "tp=4|8"], capsys)
+    assert code == 2
+    assert "alternatives and bounds belong into pins" in error
