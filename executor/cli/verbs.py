@@ -100,7 +100,13 @@ def profile(arguments: argparse.Namespace) -> Outcome:
     from planner.readers.models import model_document, read_model
     from planner.report.profile_text import measurements_text, profile_text
 
-    model = read_model(arguments.model)
+    if ":" in arguments.model and not Path(arguments.model).exists():
+        from planner.profiling.trace import trace_module
+
+        progress(f"making {arguments.model} in a process of its own")
+        model = trace_module(arguments.model)
+    else:
+        model = read_model(arguments.model)
     if arguments.measure:
         from planner.profiling.session import profile_model
 
