@@ -113,12 +113,13 @@ def enumerate_cells(
     )
     for world in chosen:
         builder.add_world(world)
+        builder.worlds.append(world)
     for layout in extra:
         builder.add_extra(layout)
     priced = [kind for kind in runtime.recompute_kinds if kind in PRICED_RECOMPUTE]
     kinds = tuple(kind for kind in priced if pins.allows_value("recompute", kind))
     if not builder.rows or not kinds:
-        raise _nothing_legal(builder.log, kinds, runtime, pins)
+        raise _nothing_legal(builder, kinds)
     columns = dict(zip(_NAMES, zip(*builder.rows, strict=True), strict=True))
     objects = {}
     for name in ("gather", "schedule"):
@@ -197,6 +198,7 @@ class _Builder:
     log: _Log
     families: dict[tuple[object, ...], int]
     rows: list[tuple[object, ...]] = field(default_factory=list)
+    worlds: list[int] = field(default_factory=list)
     options: dict[tuple[int, bool], list[tuple[int, int, int, Gather]]] = field(default_factory=dict)
     laws: dict[tuple[str, ...], tuple[Law, ...]] = field(default_factory=dict)
 
@@ -340,14 +342,28 @@ class _Builder:
         self.rows.append((*row, self.families.setdefault(key, len(self.families))))
 
 
-def _nothing_legal(log: _Log, kinds: Sequence[str], runtime: Runtime, pins: Pins) -> InfeasibleError | InputError:
+def _nothing_legal(builder: _Builder, kinds: Sequence[str]) -> InfeasibleError | InputError:
+    """What closed the space, and for each pin the values that would leave something in it."""
+    runtime, pins = builder.runtime, builder.pins
     if not kinds:
         return InputError(
             f"the pins allow no kind of recompute of runtime {runtime.name!r}; legal: {', '.join(runtime.recompute_kinds)}"
         )
-    told = "; ".join(f"{r.code} ({r.reason}) closed {r.count}, first {r.example}" for r in log.refusals()[:4])
+    laws = [refusal for refusal in builder.log.refusals() if not refusal.code.startswith("pin ")]
+    told = [f"{one.code}: {one.reason} (closed {one.count} branches, the first at {one.example})" for one in laws[:4]]
+    for pin in pins.pins:
+        others = Pins(pins=tuple(other for other in pins.pins if other is not pin))
+        free = _Builder(facts=builder.facts, runtime=runtime, pins=others, log=_Log(), families={})
+        for world in builder.worlds:
+            free.add_world(world)
+        if free.rows and pin.field in _NAMES:
+            place = _NAMES.index(pin.field)
+            legal = sorted({getattr(row[place], "value", row[place]) for row in free.rows})  # type: ignore[type-var]
+            told.append(
+                f"in place of the pin {pin}, with all else as it is: {pin.field} = {', '.join(map(str, legal))}"
+            )
     pinned = f" with the pins {pins}" if pins.pins else ""
-    return InfeasibleError(f"no layout is legal here{pinned}: {told}")
+    return InfeasibleError(f"no layout is legal here{pinned}", relaxations=tuple(told))
 
 
 def _restrictions(runtime: Runtime, pins: Pins, worlds: Sequence[int], cluster: Cluster) -> tuple[str, ...]:
