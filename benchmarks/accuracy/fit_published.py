@@ -1,4 +1,4 @@
-"""Fit the shipped calibration on published runs: python -m benchmarks.accuracy.fit_published ../shared/published OUT.json
+"""Fit the shipped calibration on published runs: python -m benchmarks.accuracy.fit_published PUBLISHED OUT.json
 
 Maximum a posteriori: pseudo-Huber loss of log(predicted / measured) with scale 0.05, log-normal priors around the values
 of priors.json. Equal configurations count once, with the geometric mean of their times, and each source weighs by the
