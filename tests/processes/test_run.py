@@ -21,6 +21,8 @@ from planner.readers.models import read_model
 from planner.readers.requests import CompleteRequest
 from planner.readers.runtimes import read_runtime
 
+pytestmark = pytest.mark.timeout(300)
+
 MODEL = "llama-tiny"
 ROOT = Path(__file__).resolve().parents[2]
 
