@@ -7,7 +7,7 @@ from importlib.metadata import version as version_of
 import numpy as np
 
 from cost_models.calibrations import identity
-from cost_models.problem import Problem, memory_kind_of
+from cost_models.problem import Problem
 from cost_models.records import (
     Alternative,
     Calibration,
@@ -19,6 +19,7 @@ from cost_models.records import (
     Prediction,
     Provenance,
 )
+from planner.advice import problem_of
 from planner.choose import Answer, choose
 from planner.decisions import decision_of, refuse_illegal
 from planner.errors import InputError
@@ -43,14 +44,7 @@ def make_plan(
     The request's layout is today's: always a candidate. `gpus` is "N" (exactly) or "..N" (at most). Raises InfeasibleError with
     the smallest changes that would do, TimeLimitError where no plan was known in time, InputError for what is wrong.
     """
-    problem = Problem(
-        model=request.model,
-        cluster=request.cluster,
-        workload=request.workload,
-        runtime=request.runtime,
-        calibration=calibration,
-        memory_kind=memory_kind_of(request.cluster),
-    )
+    problem = problem_of(request, calibration)
     worlds = worlds_of(gpus, request.cluster.num_gpus, request.cluster.pools[0].kind.gpus_per_node)
     if request.layout is not None:
         refuse_illegal(problem, request.layout, min(request.layout.world, request.cluster.num_gpus))
