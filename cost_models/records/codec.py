@@ -5,6 +5,7 @@ a value of another type or a newer schema is one error that names the place (`de
 """
 
 import ast
+import codecs
 import dataclasses
 import difflib
 import functools
@@ -20,6 +21,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
+
+from cost_models.records.json_faults import fault_in_words
 
 T = TypeVar("T")
 
@@ -68,17 +71,17 @@ def dumps(record: Any) -> str:
 def parse(text: str, source: str = "") -> Any:
     """The JSON data in `text`; `source` (a file's name) leads every error.
 
-    Raises RecordError for what is not whole JSON, and for what JSON's readers do not agree on (RFC 8259, sections 4, 6 and 9):
-    a key twice in one object, a whole number beyond `MOST_WHOLE`, nesting deeper than this reader goes.
+    Raises RecordError for what is no JSON, and for what JSON's readers do not agree on (RFC 8259, sections 4, 6 and 9):
+    a key twice in one object, NaN, a number beyond `MOST_WHOLE` or a double, nesting deeper than this reader goes.
     """
     lead = f"{source}: " if source else ""
+    text = text.removeprefix("\ufeff")
     try:
-        return json.loads(text.removeprefix("\ufeff"), object_pairs_hook=_once_each, parse_int=_whole)
+        return json.loads(
+            text, object_pairs_hook=_once_each, parse_int=_whole, parse_float=_finite, parse_constant=_no_constant
+        )
     except json.JSONDecodeError as error:
-        raise RecordError(
-            f"{lead}not whole JSON (line {error.lineno}, column {error.colno}: {error.msg}); "
-            "the file is truncated or damaged: write it again"
-        ) from None
+        raise RecordError(f"{lead}not JSON: {fault_in_words(text, error.pos, error.msg)}") from None
     except RecursionError:
         raise RecordError(
             f"{lead}objects or lists are nested too deep; the file is damaged or of another kind"
@@ -103,32 +106,57 @@ def _whole(digits: str) -> int:
     return int(digits)
 
 
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise RecordError(f"{digits}: beyond what a number of 64 bits holds; infinite is written null")
+    return value
+
+
+def _no_constant(word: str) -> float:
+    raise RecordError(f"{word} is no JSON; infinite and unknown are written null")
+
+
 def loads(cls: type[T], text: str, source: str = "") -> T:
     """The record in `text`; `source` (a file's name) leads every error."""
     lead = f"{source}: " if source else ""
     data = parse(text, source)
-    if isinstance(data, dict):
-        version = data.get("schema_version")
-        if isinstance(version, int) and not isinstance(version, bool) and version > SCHEMA_VERSION:
-            raise RecordError(
-                f"{lead}schema_version {version} is newer than {SCHEMA_VERSION}, the newest that this Meshwright reads; "
-                "update Meshwright"
-            )
+    refuse_version(data, lead)
     try:
         return from_json(cls, data)
     except RecordError as error:
         raise RecordError(f"{lead}{error}") from None
 
 
+def refuse_version(data: Any, lead: str) -> None:
+    """Raises RecordError where the document `data` names a version that this reader does not know; `lead` leads it."""
+    version = data.get("schema_version", SCHEMA_VERSION) if isinstance(data, dict) else SCHEMA_VERSION
+    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
+        raise RecordError(f"{lead}schema_version is {_shown(version)}; legal values: 1 to {SCHEMA_VERSION}")
+    if version > SCHEMA_VERSION:
+        raise RecordError(
+            f"{lead}schema_version {version} is newer than {SCHEMA_VERSION}, the newest that this Meshwright reads; "
+            "update Meshwright"
+        )
+
+
 def load(cls: type[T], path: str | Path) -> T:
     """The record in the file `path`. Raises RecordError where the file is absent, damaged or newer."""
+    return loads(cls, text_of(path), str(path))
+
+
+def text_of(path: str | Path) -> str:
+    """The text in the file `path`. Raises RecordError where it is absent, a folder, or no UTF-8."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8")
+    except IsADirectoryError:
+        raise RecordError(f"{path}: this is a folder; name a file in it") from None
     except OSError as error:
         raise RecordError(f"{path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise RecordError(f"{path}: not UTF-8 text; the file is damaged or of another kind") from None
-    return loads(cls, text, str(path))
+    except UnicodeDecodeError as error:
+        wide = error.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        kind = "it is UTF-16: save it as UTF-8" if wide else "the file is damaged or of another kind"
+        raise RecordError(f"{path}: not UTF-8 text; {kind}") from None
 
 
 def save(record: Any, path: str | Path) -> None:

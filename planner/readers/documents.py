@@ -3,34 +3,23 @@
 from pathlib import Path
 from typing import Any
 
-from cost_models.records import SCHEMA_VERSION, RecordError
-from cost_models.records.codec import parse
+from cost_models.records import RecordError
+from cost_models.records.codec import parse, refuse_version, text_of
 from planner.errors import InputError
 
 
 def read_document(path: Path, what: str) -> dict[str, Any]:
     """The JSON object in a file; `what` (for example "a model") is named where it is something else.
 
-    Raises InputError, led by the path, where the file cannot be read, is not whole JSON, is no object, or is newer.
+    Raises InputError, led by the path, where the file cannot be read, is no JSON, is no object, or is newer.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: not UTF-8 text; the file is damaged or of another kind") from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    try:
-        data = parse(text, str(path))
+        data = parse(text_of(path), str(path))
+        refuse_version(data, f"{path}: ")
     except RecordError as error:
         raise InputError(str(error)) from None
     if not isinstance(data, dict):
         raise InputError(f"{path}: expected an object that describes {what}, found a {type(data).__name__}")
-    version = data.get("schema_version", SCHEMA_VERSION)
-    if not isinstance(version, int) or version > SCHEMA_VERSION:
-        raise InputError(
-            f"{path}: schema_version {version} is newer than {SCHEMA_VERSION}, the newest that this Meshwright reads; "
-            "update Meshwright"
-        )
     return data
 
 

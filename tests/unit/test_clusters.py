@@ -137,7 +137,7 @@ def test_files(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{", r"cluster\.json: not whole JSON.*truncated or damaged"),
+        ("{", r"cluster\.json: not JSON: .*truncated or damaged"),
         ("[]", r"expected an object that describes a cluster"),
         ("{}", r"neither a saved cluster .* nor its short form \(keys: name, nodes"),
         ('{"schema_version": 2, "pools": []}', r"schema_version 2 is newer than 1"),

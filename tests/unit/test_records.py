@@ -140,7 +140,9 @@ def test_any_cluster_reads_back_equal(num_nodes, rails, share, over, memory):
 def test_a_truncated_file_says_so(tmp_path):
     path = tmp_path / "plan.json"
     path.write_text(dumps(samples.plan())[:-200], encoding="utf-8")
-    with pytest.raises(RecordError, match=r"plan\.json: not whole JSON \(line \d+.*truncated or damaged"):
+    with pytest.raises(
+        RecordError, match=r"plan\.json: not JSON: it ends in the middle \(line \d+, column \d+\).*truncated or damaged"
+    ):
         load(Plan, path)
 
 
@@ -150,11 +152,47 @@ def test_every_cut_of_a_plan_is_one_clear_error(cut):
         loads(Plan, dumps(samples.plan())[:cut])
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"a": 1,\n "b": 2,\n}', r"line 2, column 8: a comma behind the last entry; remove it"),
+        ('{"a": [1, 2,]}', r"line 1, column 12: a comma behind the last entry"),
+        ("{'a': 1}", r"line 1, column 2: single quotes \('a': 1\}\); JSON takes double quotes"),
+        ("{\"a\": 'b'}", r"line 1, column 7: single quotes"),
+        ('{"a": 1, // layers\n "b": 2}', r"line 1, column 10: a comment \(// layers\)"),
+        ('{\n # why\n "b": 2}', r"line 2, column 2: a comment \(# why\)"),
+        ('{"a": True}', r"line 1, column 7: True; JSON writes true"),
+        ('{"a": None}', r"None; JSON writes null"),
+        ('{"a": 1 "b": 2}', r'line 1, column 9: a comma is absent before "b": 2'),
+        ('{"a" 1}', r"a colon is absent before 1"),
+        ('{"a": 1} {"a": 2}', r'\{"a": 2\} stands behind the end of the document'),
+        ("{a: 1}", r"line 1, column 2: a: 1\} where a key in double quotes belongs"),
+        ('{"a": llama}', r"llama\} is no value"),
+        ('{"a": "b\nc"}', r"line 1, column 9: a line break"),
+        ('{"a": "C:\\data"}', r"is no escape of JSON"),
+        ('{"a": tru', r"truncated or damaged"),
+        ('{"a": NaN}', r"NaN is no JSON; infinite and unknown are written null"),
+        ('{"a": -Infinity}', r"-Infinity is no JSON"),
+        ('{"a": 1e999}', r"1e999: beyond what a number of 64 bits holds"),
+    ],
+)
+def test_what_is_no_json_is_told_by_its_place_and_its_kind(text, words):
+    with pytest.raises(RecordError, match=words):
+        parse(text, "request.json")
+
+
 def test_a_newer_file_says_update():
     data = to_json(samples.plan()) | {"schema_version": SCHEMA_VERSION + 1, "from the future": 1}
     with pytest.raises(
         RecordError, match=rf"schema_version {SCHEMA_VERSION + 1} is newer than {SCHEMA_VERSION}.*update"
     ):
+        loads(Plan, json.dumps(data), "plan.json")
+
+
+@pytest.mark.parametrize("version", [0, -1, "1", 1.0, True, None])
+def test_a_version_that_never_was_is_refused(version):
+    data = to_json(samples.plan()) | {"schema_version": version}
+    with pytest.raises(RecordError, match="schema_version is .*; legal values: 1 to"):
         loads(Plan, json.dumps(data), "plan.json")
 
 
@@ -197,9 +235,14 @@ def test_what_is_no_object_or_no_file(tmp_path):
         loads(Model, "[1]")
     with pytest.raises(RecordError, match=r"absent\.json: cannot be read \(No such file"):
         load(Model, tmp_path / "absent.json")
-    (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(RecordError, match="not UTF-8"):
+    with pytest.raises(RecordError, match="this is a folder; name a file in it"):
+        load(Model, tmp_path)
+    (tmp_path / "binary.json").write_bytes(b"\x80\xfe\x00")
+    with pytest.raises(RecordError, match="not UTF-8 text; the file is damaged"):
         load(Model, tmp_path / "binary.json")
+    (tmp_path / "wide.json").write_bytes("{}".encode("utf-16"))
+    with pytest.raises(RecordError, match="it is UTF-16: save it as UTF-8"):
+        load(Model, tmp_path / "wide.json")
 
 
 def test_a_plan_that_names_other_ranks_than_there_are():

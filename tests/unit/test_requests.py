@@ -94,7 +94,7 @@ def test_what_is_no_request(document, words):
 def test_a_damaged_file_is_told_by_its_place(tmp_path):
     path = tmp_path / "request.json"
     path.write_text(json.dumps(WHOLE)[:40])
-    with pytest.raises(InputError, match=r"request.json: not whole JSON \(line 1"):
+    with pytest.raises(InputError, match=r"request.json: not JSON: it ends in the middle \(line 1"):
         read_request(path)
 
 
