@@ -192,7 +192,7 @@ def test_a_newer_file_says_update():
 @pytest.mark.parametrize("version", [0, -1, "1", 1.0, True, None])
 def test_a_version_that_never_was_is_refused(version):
     data = to_json(samples.plan()) | {"schema_version": version}
-    with pytest.raises(RecordError, match="schema_version is .*; legal values: 1 to"):
+    with pytest.raises(RecordError, match=r"schema_version is .*; legal values: 1 to"):
         loads(Plan, json.dumps(data), "plan.json")
 
 
