@@ -66,7 +66,7 @@ def predict(problem: Problem, decision: Decision) -> Prediction:
     step = simulated(problem, decision)
     devices = memory_report(problem, decision)
     step_s = step.simulation.step_s
-    basis = _basis(step, decision.num_micro_batches)
+    basis = basis_of(step, decision.num_micro_batches)
     world = decision.layout.world
     low_s, high_s = step_interval_s(problem, step_s, world=world, basis=basis)
     peak_bytes = max(device.peak_bytes for device in devices)
@@ -128,7 +128,7 @@ def _parts(step: Simulated) -> Parts:
     )
 
 
-def _basis(step: Simulated, num_micro_batches: int) -> dict[str, float]:
+def basis_of(step: Simulated, num_micro_batches: int) -> dict[str, float]:
     """Shares of the busiest device's seconds that rest on measured, calibrated and table values."""
     mine = slice(busiest_device(step.simulation), None, step.pipeline.num_devices)
     seconds = num_micro_batches * step.prices.basis_s[mine].sum(axis=0) + step.prices.tail_basis_s[mine].sum(axis=0)

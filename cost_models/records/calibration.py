@@ -63,3 +63,5 @@ class Calibration:
     """Measured operations: Measurement.key -> median seconds."""
     curves: Mapping[str, Curve] = field(default_factory=dict)
     """Measured collectives: `all_reduce/ranks/link class` -> curve."""
+    fitted_on: tuple[str, ...] = ()
+    """Digests of the published configurations that its coefficients were fitted on: a prediction of one of these is no test."""

@@ -11,7 +11,7 @@ EPILOG = """\
 start here:
   meshwright plan --model llama3-8b --cluster h100x64 --batch 512 --seq 8192 -o plan.json
   meshwright help            topics: layout, pins, requests, models, clusters, runtimes, laws, exit-codes,
-                             calibration"""
+                             calibration, tables"""
 
 _Argument = tuple[str, dict[str, object]]
 
@@ -98,7 +98,7 @@ VERBS: dict[str, tuple[str, list[_Argument]]] = {
         [_REQUEST, *_PROBLEM, _PIN, _CURRENT, _TIME_LIMIT, _OUT],
     ),
     "predict": (
-        "step time, throughput and memory of one layout",
+        "step time, throughput and memory of one layout, or of a table of runs",
         [
             (
                 "request",
@@ -106,6 +106,13 @@ VERBS: dict[str, tuple[str, list[_Argument]]] = {
             ),
             *_PROBLEM,
             _LAYOUT,
+            (
+                "--runs",
+                {
+                    "metavar": "RUNS.csv",
+                    "help": "a table of runs, one a row: each is predicted; `meshwright help tables`",
+                },
+            ),
         ],
     ),
     "check": (

@@ -37,7 +37,9 @@ def plan(arguments: argparse.Namespace) -> Outcome:
 
 
 def predict(arguments: argparse.Namespace) -> Outcome:
-    """Step time, throughput and memory of one layout, or of a plan."""
+    """Step time, throughput and memory of one layout, of a plan, or of a table of runs."""
+    if arguments.runs is not None:
+        return _predict_runs(arguments)
     from planner.advice import problem_of
     from planner.decisions import decision_of_layout
     from planner.plan import worlds_of
@@ -63,6 +65,16 @@ def predict(arguments: argparse.Namespace) -> Outcome:
         text=lambda: predict_text(problem, decision, predicted, defaults),
         exit_code=1 if predicted.verdict == "no" else 0,
     )
+
+
+def _predict_runs(arguments: argparse.Namespace) -> Outcome:
+    """Each row of a table of runs; the exit code is 0 where each has an answer or a reason."""
+    from planner.predict_runs import predict_runs
+    from planner.report.runs_text import runs_text
+
+    _only(arguments, "predict --runs RUNS.csv", ("runs", "calibration"), "each row says it")
+    document = predict_runs(arguments.runs, _calibration(arguments), progress)
+    return Outcome(document=document, text=lambda: runs_text(document))
 
 
 def check(arguments: argparse.Namespace) -> Outcome:
@@ -244,12 +256,15 @@ def _plan_file(path: str | None) -> Plan | None:
     return load_plan(path) if "decision" in read_document(Path(path), "a plan or a request") else None
 
 
-def _only(arguments: argparse.Namespace, form: str, allowed: tuple[str, ...]) -> None:
+def _only(
+    arguments: argparse.Namespace, form: str, allowed: tuple[str, ...], because: str = "the plan says it already"
+) -> None:
     from planner.errors import InputError
 
     for name, value in vars(arguments).items():
         if value not in (None, False) and name not in (*allowed, "verb", "json"):
-            raise InputError(f"--{name} does not go with `{form}`: the plan says it already")
+            said = value if name == "request" else f"--{name}"
+            raise InputError(f"{said} does not go with `{form}`: {because}")
 
 
 def _calibration(arguments: argparse.Namespace) -> Calibration:

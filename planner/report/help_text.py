@@ -17,6 +17,7 @@ from planner.readers.models import model_names, read_model
 from planner.readers.pins import Op
 from planner.readers.requests import SECTION_KEYS, SECTIONS
 from planner.readers.runtimes import read_runtime, runtime_names
+from planner.report.runs_text import columns_of_runs
 from planner.report.words import billions, columns, joined, memory, paragraph, row
 
 Verbs = Mapping[str, tuple[str, Any]]
@@ -327,6 +328,7 @@ TOPICS: Mapping[str, str] = {
     "laws": "what makes a layout illegal, by code",
     "exit-codes": "what the exit status says",
     "calibration": "the numbers that predictions rest on",
+    "tables": "a table of runs for `predict --runs`: its columns",
 }
 """Topic -> what it tells, in the order in which they are listed."""
 
@@ -340,4 +342,5 @@ _TEXTS: Mapping[str, Callable[[], list[str]]] = {
     "laws": _laws,
     "exit-codes": _exit_codes,
     "calibration": _calibration,
+    "tables": columns_of_runs,
 }

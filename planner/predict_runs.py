@@ -1,0 +1,74 @@
+"""A table of runs, each row predicted: `predict --runs`. A row is answered, or says why it cannot be."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from cost_models.intervals import step_interval_s
+from cost_models.memory import memory_lower, memory_report, memory_upper, usable_bytes
+from cost_models.records import Calibration
+from cost_models.units import GIB
+from planner.predict import basis_of, simulated, verdict_of
+from planner.readers.runs import Run, decision_of_run, digest_of, read_rows, read_run
+
+PROGRESS_EVERY = 100
+"""Rows between two lines of progress; shorter tables are silent."""
+
+ANSWERS = (
+    *("step_s", "step_s_low", "step_s_high", "memory_gib", "memory_gib_low", "memory_gib_high", "fits"),
+    "in_sample",
+)
+
+Progress = Callable[[str], object]
+
+
+def predict_runs(
+    path: str | Path, calibration: Calibration, progress: Progress = lambda text: None
+) -> dict[str, list[dict[str, Any]]]:
+    """{"rows": [one answer a row, in the file's order]}. InputError where the file is no table of runs."""
+    rows = read_rows(path)
+    answers = []
+    for number, row in enumerate(rows):
+        if number and number % PROGRESS_EVERY == 0:
+            progress(f"{number} of {len(rows)} rows")
+        answers.append(answer_of_row(row, calibration))
+    return {"rows": answers}
+
+
+def answer_of_row(row: Mapping[str, str], calibration: Calibration) -> dict[str, Any]:
+    """One row of `read_rows`: what cannot be predicted is None, and `error` says why."""
+    answer: dict[str, Any] = {"id": row["id"]} | dict.fromkeys(ANSWERS)
+    answer["in_sample"] = digest_of(row) in calibration.fitted_on
+    errors = []
+    try:
+        run = read_run(row, calibration)
+    except ValueError as error:
+        return answer | {"error": str(error)}
+    for part in (_time, _memory):
+        try:
+            answer |= part(run)
+        except ValueError as error:
+            errors.append(str(error))
+    return answer | {"error": "; ".join(dict.fromkeys(errors)) or None}
+
+
+def _time(run: Run) -> dict[str, Any]:
+    decision = decision_of_run(run)
+    step = simulated(run.problem, decision)
+    step_s = step.simulation.step_s
+    low_s, high_s = step_interval_s(
+        run.problem, step_s, world=run.layout.world, basis=basis_of(step, decision.num_micro_batches)
+    )
+    return {"step_s": step_s, "step_s_low": low_s, "step_s_high": high_s}
+
+
+def _memory(run: Run) -> dict[str, Any]:
+    problem = run.problem
+    peaks = [device.peak_bytes for device in memory_report(problem, decision_of_run(run))]
+    own, fullest = peaks[-1] if run.last_rank else max(peaks), max(peaks)
+    return {
+        "memory_gib": own / GIB,
+        "memory_gib_low": memory_lower(problem, own) / GIB,
+        "memory_gib_high": memory_upper(problem, own) / GIB,
+        "fits": verdict_of(fullest, memory_upper(problem, fullest), usable_bytes(problem)).value,
+    }
