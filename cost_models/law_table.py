@@ -340,7 +340,7 @@ LAWS: tuple[Law, ...] = (
     ),
     Law(
         code="SCHEDULE_VPP",
-        statement="vpp = 1 for gpipe and 1f1b, 2 for zbv and dualpipev, at least 2 for the looped schedules",
+        statement="vpp = 1 for gpipe and 1f1b, 2 for zbv, dualpipev, vhalf and vmin, at least 2 for the looped schedules",
         operands=("schedule", "vpp", "pp"),
         predicate=schedule_fits_vpp,
         void=lambda f: f.pp == 1 or f.schedule is None,

@@ -6,7 +6,7 @@ from typing import Any
 
 from cost_models.facts import Facts
 from cost_models.records import Gather, Runtime, Schedule
-from cost_models.records.layout import LEGAL_GATHER
+from cost_models.records.layout import LEGAL_GATHER, V_PLACED
 
 
 def divisors(number: int) -> list[int]:
@@ -18,8 +18,8 @@ def divisors(number: int) -> list[int]:
 def micro_batches_needed(facts: Facts) -> int:
     """Least micro-batches of a step with which the schedule runs; 1f1b where none is said.
 
-    torch 2.13's Schedule1F1B and ScheduleZBVZeroBubble refuse fewer than their stages, ScheduleDualPipeV fewer than its
-    virtual stages; GPipe and the interleaved schedules take any number.
+    torch 2.13's Schedule1F1B refuses fewer than its stages, ScheduleDualPipeV fewer than its virtual stages; GPipe, ZBV and
+    the interleaved schedules take any number, and so do our lists of V-half and V-min.
     """
     if facts.pp is None or facts.pp == 1 or facts.schedule in ANY_MICRO_BATCHES:
         return 1
@@ -28,9 +28,9 @@ def micro_batches_needed(facts: Facts) -> int:
     return facts.pp * (2 if facts.schedule is Schedule.DUALPIPEV else 1)
 
 
-ANY_MICRO_BATCHES = frozenset({Schedule.GPIPE, Schedule.INTERLEAVED, Schedule.LOOPED_BFS, Schedule.INTERLEAVED_ZB})
+ANY_MICRO_BATCHES = frozenset(Schedule) - {Schedule.ONE_F_ONE_B, Schedule.DUALPIPEV}
 ONE_CHUNK = frozenset({Schedule.GPIPE, Schedule.ONE_F_ONE_B})
-TWO_CHUNKS = frozenset({Schedule.ZBV, Schedule.DUALPIPEV})
+TWO_CHUNKS = V_PLACED
 LOOPED = frozenset({Schedule.INTERLEAVED, Schedule.LOOPED_BFS, Schedule.INTERLEAVED_ZB})
 MARGIN = 0.10
 """Share of a device's memory within which a prediction is called borderline: people report runs with 5 to 10% of predicted

@@ -6,7 +6,7 @@
     J      (m - 1/v) tau + sum(t) / v + kappa                       1f1b (v = 1) and interleaved
            (m - 1) (tau_F + tau_B) + sum(t) + kappa                 gpipe: forward and backward each have their own fullest device
     R      max over p of  max( A_p + m W_p + tail_0,  F_p + m W_p + tail_p )
-    S      `schedules.simulate`
+    S      `simulation.simulate`
 
 m micro-batches, v virtual stages on each of pp devices; W_p is the load of device p, A_p and F_p are forward + backward
 and forward of the *virtual* stages 0 .. p-1, all without hops.
@@ -26,7 +26,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cost_models.records.layout import Schedule
-from cost_models.schedules import FloatArray, Pipeline, Simulation, StageTimes, simulate, splits_backward
+from cost_models.schedules import FloatArray, Pipeline, splits_backward
+from cost_models.simulation import Simulation, StageTimes, simulate
 
 # --- the objective J ----------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,8 @@ import numpy as np
 from cost_models.intervals import pairwise_error, step_interval_s
 from cost_models.memory import DeviceMemory, decision_columns, memory_lower, memory_report, memory_upper, usable_bytes
 from cost_models.records import Decision, Parts, Prediction, StagePrediction, Verdict
-from cost_models.schedules import Pipeline, Simulation, simulate
+from cost_models.schedules import Pipeline
+from cost_models.simulation import Simulation, simulate
 from cost_models.stage import Cells, ColumnPrices, Problem, operations_needed, price_blocks, price_columns
 from cost_models.step import StageParts, busiest_device, step_parts
 from cost_models.units import GIB

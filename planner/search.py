@@ -18,7 +18,8 @@ from typing import Protocol
 import numpy as np
 
 from cost_models.records import CertificateStatus, Layout
-from cost_models.schedules import FloatArray, IntArray, simulate
+from cost_models.schedules import FloatArray, IntArray
+from cost_models.simulation import simulate
 from planner.errors import InfeasibleError, InternalError, TimeLimitError
 from planner.exhaustive import flaw
 from planner.formulation.choice import formulate

@@ -14,7 +14,8 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from cost_models.records import Layout, Schedule
-from cost_models.schedules import FloatArray, IntArray, Pipeline, StageTimes
+from cost_models.schedules import FloatArray, IntArray, Pipeline
+from cost_models.simulation import StageTimes
 from cost_models.step import lower_bound_s, objective_s
 
 EXACT = 1e-12
@@ -233,6 +234,10 @@ class Spans:
 
     def __len__(self) -> int:
         return len(self.stage)
+
+    def take(self, chosen: IntArray | np.ndarray) -> "Spans":
+        """The spans of these numbers, or of this mask."""
+        return Spans(stage=self.stage[chosen], first=self.first[chosen], last=self.last[chosen])
 
 
 def chunk_spans(num_layers: int, num_stages: int) -> Spans:

@@ -19,10 +19,15 @@ class Schedule(StrEnum):
     INTERLEAVED_ZB = "interleavedzb"
     ZBV = "zbv"
     DUALPIPEV = "dualpipev"
+    V_HALF = "vhalf"
+    V_MIN = "vmin"
 
 
-SPLIT_BACKWARD = frozenset({Schedule.INTERLEAVED_ZB, Schedule.ZBV, Schedule.DUALPIPEV})
+SPLIT_BACKWARD = frozenset({Schedule.INTERLEAVED_ZB, Schedule.ZBV, Schedule.DUALPIPEV, Schedule.V_HALF, Schedule.V_MIN})
 """Schedules that compute the gradients of weights apart from those of inputs, or overlap both directions."""
+
+V_PLACED = frozenset({Schedule.ZBV, Schedule.DUALPIPEV, Schedule.V_HALF, Schedule.V_MIN})
+"""Schedules whose device p of pp holds virtual stages p and 2·pp-1-p; the others hold those that are p modulo pp."""
 
 
 class Gather(StrEnum):

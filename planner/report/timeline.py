@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from cost_models.records.codec import write_atomic
-from cost_models.schedules import FloatArray, OperationKind, Simulation
+from cost_models.schedules import FloatArray, OperationKind
+from cost_models.simulation import Simulation
 
 _US_PER_S = 1e6  # the trace format counts in microseconds
 

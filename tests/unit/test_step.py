@@ -9,7 +9,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from cost_models.records.layout import Schedule
-from cost_models.schedules import Operation, OperationKind, Pipeline, StageTimes, simulate, simulate_operations
+from cost_models.schedules import Operation, OperationKind, Pipeline
+from cost_models.simulation import StageTimes, simulate, simulate_operations
 from cost_models.step import (
     StageParts,
     cell_floors,

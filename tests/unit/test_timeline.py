@@ -7,15 +7,8 @@ import numpy as np
 import pytest
 
 from cost_models.records.layout import Schedule
-from cost_models.schedules import (
-    Operation,
-    OperationKind,
-    Pipeline,
-    Simulation,
-    StageTimes,
-    simulate,
-    simulate_operations,
-)
+from cost_models.schedules import Operation, OperationKind, Pipeline
+from cost_models.simulation import Simulation, StageTimes, simulate, simulate_operations
 from planner.report.timeline import timeline_events, timeline_json, write_timeline
 
 
