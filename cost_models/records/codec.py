@@ -7,7 +7,6 @@ a value of another type or a newer schema is one error that names the place (`de
 import ast
 import codecs
 import dataclasses
-import difflib
 import functools
 import inspect
 import itertools
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cost_models.records.json_faults import fault_in_words
+from cost_models.records.near_names import did_you_mean
 
 T = TypeVar("T")
 
@@ -239,15 +239,17 @@ def _read_record(kind: Any, data: Any, place: str) -> Any:
     known = _field_types(kind)
     for key in data:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else "."
+            hint = did_you_mean(key, known)
             raise RecordError(f"{place} has an unknown field {key!r}{hint} Known fields: {', '.join(known)}")
     values = {}
     for field in dataclasses.fields(kind):
         if field.name in data:
             values[field.name] = _read(known[field.name], data[field.name], f"{place}.{field.name}")
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise RecordError(f"{place} lacks the field {field.name!r}; the file is damaged or was cut short")
+            meaning = _field_notes(kind).get(field.name, "").rstrip(".")
+            raise RecordError(
+                f"{place} lacks the field {field.name!r} ({meaning}): the file was cut short, or written by hand; add it"
+            )
     try:
         return kind(**values)
     except RecordError as error:

@@ -2,6 +2,8 @@
 
 import difflib
 import re
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,12 @@ def read_model(name_or_path: str) -> Model:
     """
     text = name_or_path.strip()
     path = Path(text).expanduser()
+    module, colon, factory = text.partition(":")
+    if colon and not path.exists() and re.fullmatch(r"[A-Za-z_][\w.]*", module) and factory.isidentifier():
+        raise InputError(
+            f"model {text!r} is code, which only `profile` runs: `meshwright profile {text} -o model.json` traces it, and "
+            "--model model.json takes what it found"
+        )
     if path.is_dir() and (path / "config.json").is_file():
         path = path / "config.json"
     if path.is_file():
@@ -46,6 +54,62 @@ def read_model(name_or_path: str) -> Model:
             f"or one of the presets: {', '.join(model_names())}"
         )
     raise InputError(_unknown(text))
+
+
+_NEEDED = ("num_layers", "hidden", "ffn", "heads", "vocab")
+"""Dimensions that nothing else implies."""
+
+
+def model_from_facts(facts: Mapping[str, Any]) -> Model:
+    """The model of the short form: a preset's name, or the dimensions that nothing implies and any others."""
+    return model_and_defaults(facts)[0]
+
+
+def model_and_defaults(facts: Mapping[str, Any]) -> tuple[Model, dict[str, str]]:
+    """The model of the short form, and what was not said: `model.<key>` -> how it was taken.
+
+    Raises InputError where a needed dimension is absent, RecordError where one is of the wrong kind or contradicts another.
+    """
+    said = {
+        key: value for key, value in facts.items() if value is not None and key not in ("num_params", "dims_source")
+    }
+    name = said.setdefault("name", "model")
+    if not isinstance(name, str):
+        raise InputError(f"model.name={name!r}; a text is needed")
+    if set(said) == {"name"} and "name" in facts:
+        return read_model(name), {}
+    missing = [key for key in _NEEDED if key not in said]
+    if missing:
+        raise InputError(
+            f"the model lacks {', '.join(missing)}; give the dimensions {', '.join(_NEEDED)} at least, or a preset's name"
+        )
+    for key in (*_NEEDED, "kv_heads", "head_dim"):
+        value = said.get(key, 1)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InputError(f"model.{key}={value!r}; a whole number from 1 is needed")
+    hidden, heads = said["hidden"], said["heads"]
+    if "head_dim" not in said and hidden % heads:
+        raise InputError(f"hidden={hidden} is not divisible by heads={heads}; give head_dim")
+    defaults: dict[str, str] = {}
+    for key, value in (("kv_heads", heads), ("head_dim", hidden // heads)):
+        if key not in said:
+            said[key], defaults[f"model.{key}"] = value, f"{value}"
+    for key in ("tie_embeddings", "gated_mlp", "norm", "positions"):
+        if key not in said:
+            default = next(field.default for field in fields(Model) if field.name == key)
+            defaults[f"model.{key}"] = str(default).lower()
+    return model_of(said), defaults
+
+
+def model_of(values: Mapping[str, Any]) -> Model:
+    """The model of whole dimensions, experts spelled as in a request. Raises RecordError where they contradict one another."""
+    data = dict(values)
+    if isinstance(data.get("moe"), Mapping):
+        moe = {key: value for key, value in data["moe"].items() if value is not None}
+        if "dense_layers" in moe:
+            moe["num_dense_layers"] = moe.pop("dense_layers")
+        data["moe"] = moe
+    return from_json(Model, data, "model")
 
 
 def _preset(text: str) -> Model | None:
@@ -81,12 +145,12 @@ def _model_from_file(path: Path) -> Model:
         inner = part_of(data, "model")
         if isinstance(inner, str):
             return read_model(inner)
-        if not isinstance(inner, dict) or "num_layers" not in inner:
+        if not isinstance(inner, dict) or not {"name", "num_layers"} & set(inner):
             raise InputError(
                 "neither a Hugging Face config.json (it has model_type or architectures), nor a saved model or profile, "
                 "nor a request or plan"
             )
-        return from_json(Model, inner)
+        return model_from_facts(inner)
     except (InputError, RecordError) as error:
         raise InputError(f"{path}: {error}") from None
 

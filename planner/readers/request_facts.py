@@ -6,11 +6,25 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cost_models.facts import Facts
-from cost_models.records import Cluster, Gather, Model, Optimizer, RecordError, Runtime, Schedule, StateBytes, from_json
+from cost_models.records import (
+    Cluster,
+    Device,
+    Gather,
+    Model,
+    Optimizer,
+    Precision,
+    RecordError,
+    Runtime,
+    Schedule,
+    StateBytes,
+    from_json,
+)
+from cost_models.records.near_names import did_you_mean
 from planner.errors import InputError
 from planner.readers.clusters import cluster_and_defaults, device_from_facts, read_cluster
-from planner.readers.models import read_model
-from planner.readers.requests import Request, bytes_of, model_of
+from planner.readers.models import model_of, read_model
+from planner.readers.request_keys import meant
+from planner.readers.requests import Request, bytes_of, default_precision
 from planner.readers.runtimes import is_known, read_runtime
 
 _GIB = 2**30
@@ -35,33 +49,54 @@ class Stated:
 
 def facts_of(request: Request) -> Stated:
     """Operands that the request states, or that follow from what it states. Raises InputError for values that cannot be."""
-    notes = [f"{key}: not a known key, not used" for key in request.ignored]
+    notes = [f"{path}: not a known key, not used{meant(path)}" for path in request.ignored]
     if request.runtime is not None and not is_known(request.runtime):
         notes.append(
             f"runtime: there is no record of {request.runtime!r}; judged as generic, by the laws that all share"
         )
     runtime = read_runtime(request.runtime or "generic")
-    runtime = replace(runtime, state_bytes=_state_bytes(request, runtime, notes))
+    precision = _precision(request, runtime, notes)
+    runtime = replace(runtime, state_bytes=_state_bytes(request, runtime, precision, notes))
     model, dimensions = _model_facts(request, notes)
     facts = Facts(
         **dimensions,
         **_cluster_facts(request, notes),
         seq=_count(request.workload, "seq", request.source),
         gbs=_count(request.workload, "gbs", request.source),
-        precision=_precision(request),
+        precision=precision,
     )
     return Stated(facts=_with_layout(facts, request, runtime, notes), runtime=runtime, model=model, notes=tuple(notes))
 
 
-def _precision(request: Request) -> str:
-    return str(request.workload.get("precision", "bf16")).lower()
+def _precision(request: Request, runtime: Runtime, notes: list[str]) -> str:
+    """As stated, else bf16, or what a device without bf16 can do."""
+    if "precision" in request.workload:
+        return str(request.workload["precision"])
+    device = _device(request)
+    precision = Precision.BF16 if device is None else default_precision(device, runtime)
+    if device is not None and precision is not Precision.BF16:
+        notes.append(f"workload.precision: not stated, judged as {precision}: {device.name} has no bf16")
+    return precision.value
 
 
-def _state_bytes(request: Request, runtime: Runtime, notes: list[str]) -> dict[str, StateBytes]:
+def _device(request: Request) -> Device | None:
+    """The device, where the table or a file knows it."""
+    said = request.cluster
+    if isinstance(said, str):
+        return read_cluster(said).pools[0].kind.device
+    try:
+        if said and "pools" in said:
+            return from_json(Cluster, dict(said), "cluster").pools[0].kind.device
+        return device_from_facts(str(said["gpu"]), _size(said, "gpu_mem_gb")) if said else None
+    except (KeyError, InputError):
+        return None
+
+
+def _state_bytes(request: Request, runtime: Runtime, precision: str, notes: list[str]) -> dict[str, StateBytes]:
     """Bytes per parameter by precision: as the request says them, else the runtime's, for the optimizer that is stated."""
     said = bytes_of(request)
     if said is not None:
-        return {_precision(request): said}
+        return {precision: said}
     optimizer = str(request.workload.get("optimizer", Optimizer.ADAMW)).lower()
     if optimizer in (Optimizer.ADAM, Optimizer.ADAMW):
         return dict(runtime.state_bytes)
@@ -101,8 +136,10 @@ def _model_facts(request: Request, notes: list[str]) -> tuple[Model | None, dict
             return None, {}
     elif all(key in said for key in _MODEL_NEEDS) and _moe_is_whole(said.get("moe")):
         try:
-            model = model_of({k: v for k, v in said.items() if k not in ("num_params", "dims_source")}, request.source)
-        except InputError as error:
+            model = model_of(
+                {"name": "model"} | {k: v for k, v in said.items() if k not in ("num_params", "dims_source")}
+            )
+        except (InputError, RecordError) as error:
             notes.append(f"model: {error}")
     if model is not None:
         moe = model.moe
@@ -200,14 +237,12 @@ def _with_layout(facts: Facts, request: Request, runtime: Runtime, notes: list[s
         mbs=said.get("mbs"),
         microbatches=said.get("microbatches"),
         zero=said.get("zero"),
-        schedule=_schedule(said.get("schedule"), notes),
-        recompute=said.get("recompute"),
+        schedule=Schedule(said["schedule"]) if "schedule" in said else None,
+        recompute=_recompute(request, runtime, notes),
         sp=said.get("sp"),
         offload_optimizer=_offloads(said.get("offload_optimizer")),
         offload_param=_offloads(said.get("offload_param")),
     )
-    if said.get("gather") not in (None, *Gather):
-        notes.append(f"layout.gather: {said['gather']!r} is not known, not judged; known: {', '.join(Gather)}")
     if not request.states_layout:
         if said:
             notes.append("layout: no degree is stated, so none is assumed")
@@ -223,14 +258,17 @@ def _with_layout(facts: Facts, request: Request, runtime: Runtime, notes: list[s
     return replace(facts, num_micro_batches=_num_micro_batches(facts))
 
 
-def _schedule(said: Any, notes: list[str]) -> Schedule | None:
-    if said is None:
-        return None
-    try:
-        return Schedule(str(said))
-    except ValueError:
-        notes.append(f"layout.schedule: {said!r} is not known, not judged; known: {', '.join(Schedule)}")
-        return None
+def _recompute(request: Request, runtime: Runtime, notes: list[str]) -> str | None:
+    said = request.layout.get("recompute")
+    if said is None or said in runtime.recompute_kinds:
+        return None if said is None else str(said)
+    if request.runtime is None or is_known(request.runtime):
+        raise InputError(
+            f"{request.source}: layout.recompute={said!r} is no kind of {runtime.name}{did_you_mean(said, runtime.recompute_kinds)} "
+            f"Legal values: {', '.join(runtime.recompute_kinds)}"
+        )
+    notes.append(f"layout.recompute: {said!r} is not known, not judged; known: {', '.join(runtime.recompute_kinds)}")
+    return None
 
 
 def _offloads(said: Any) -> bool | None:
@@ -274,8 +312,6 @@ def _with_dp(facts: Facts, said: Mapping[str, Any], runtime: Runtime) -> Facts:
     if zero and shards == 1 and facts.cp == 1:
         zero = 0
     gather = said.get("gather")
-    if gather not in tuple(Gather):
-        gather = None
     if gather is None and zero is not None:
         gather = {0: "step", 1: "step", 2: runtime.zero2_gather, 3: "use"}[zero]
     return replace(

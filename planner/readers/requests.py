@@ -5,17 +5,16 @@ a whole one (`complete`), default the rest and list it. Files of collected fault
 the framework into it and sometimes mbs into the workload, are read too.
 """
 
-import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from cost_models.records import (
     Cluster,
+    Device,
     Layout,
     Model,
-    Moe,
     Optimizer,
     Precision,
     RecordError,
@@ -29,70 +28,26 @@ from cost_models.records import (
 )
 from cost_models.records.layout_text import KEYS
 from planner.errors import InputError, NotYetError
-from planner.readers.clusters import FACT_KEYS, cluster_and_defaults, read_cluster
+from planner.readers.clusters import cluster_and_defaults, read_cluster
 from planner.readers.documents import read_document
-from planner.readers.models import read_model
+from planner.readers.models import model_and_defaults, read_model
+from planner.readers.request_keys import (
+    CLUSTER_KEYS,
+    DEGREES,
+    ENVELOPE,
+    LAYOUT_KEYS,
+    MODEL_KEYS,
+    MOE_KEYS,
+    NOT_ALL_TRAINED,
+    OUT_OF_SCOPE,
+    SAMPLERS,
+    SECTIONS,
+    SPELLINGS,
+    WORKLOAD_KEYS,
+    refuse_unknown_keys,
+    with_known_values,
+)
 from planner.readers.runtimes import is_known, read_runtime
-
-SECTIONS = ("model", "cluster", "workload", "runtime", "layout", "pin")
-"""Keys of a request."""
-
-_ENVELOPE = frozenset(
-    [
-        "schema_version",
-        "id",
-        "source",
-        "title",
-        "classes",
-        "tags",
-        "observed",
-        "expected",
-        "expect_codes",
-        "expect_feasible",
-        "numeric_target",
-        "config_source",
-        "defaults",
-        "their_config",
-        "current",
-    ]
-)
-"""Further keys of a document that describe the request and change nothing."""
-
-_MODEL_KEYS = frozenset(field.name for field in fields(Model)) | {"num_params", "dims_source"}
-_MOE_KEYS = frozenset(field.name for field in fields(Moe)) | {"dense_layers"}
-_CLUSTER_KEYS = frozenset(FACT_KEYS)
-_WORKLOAD_KEYS = frozenset(("seq", "gbs", "precision", "optimizer", "mbs", "bytes"))
-_LAYOUT_KEYS = frozenset(KEYS.values()) | frozenset(
-    ("framework", "microbatches", "sp", "ulysses", "hsdp", "offload_optimizer", "offload_param")
-)
-SECTION_KEYS: Mapping[str, frozenset[str]] = {
-    "model": _MODEL_KEYS,
-    "cluster": _CLUSTER_KEYS,
-    "workload": _WORKLOAD_KEYS,
-    "layout": _LAYOUT_KEYS,
-}
-"""Section of a request -> its keys."""
-
-_SPELLINGS = {"dpr": "dp_replicate", "dps": "dp_shard", "vp": "vpp", "sched": "schedule", "rc": "recompute"}
-
-_OUT_OF_SCOPE: Mapping[str, str] = {
-    "inference": "inference",
-    "lora": "training of adapters",
-    "adapter": "training of adapters",
-    "peft": "training of adapters",
-    "frozen_base_bytes": "training of adapters (a frozen base)",
-    "packing": "sequence packing",
-    "dynamic_bsz": "reinforcement learning with co-located sampling",
-}
-"""Keys that say that a run is none that Meshwright prices, and what it is."""
-
-_NOT_ALL_TRAINED = ("inference", "lora", "adapter", "peft", "frozen_base_bytes")
-
-_SAMPLERS = ("verl", "nemo-rl", "openrlhf", "skyrl", "art")
-"""Frameworks of reinforcement learning: their training shares its GPUs with sampling."""
-
-DEGREES = ("dp", "dp_replicate", "dp_shard", "tp", "pp", "cp", "ep", "etp", "vpp", "ulysses")
-"""Keys of a layout that make it one; where none is said, the layout is not said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,39 +93,42 @@ def _request_of(document: Mapping[str, Any], source: str) -> Request:
     known = {key: value for key, value in document.items() if value is not None}
     if not set(known) & {*SECTIONS, "their_config"}:
         raise InputError(f"{source}: not a request; its keys are {', '.join(SECTIONS)}")
-    ignored = [key for key in known if key not in SECTIONS and key not in _ENVELOPE]
+    ignored = [key for key in known if key not in SECTIONS and key not in ENVELOPE]
     if "layout" in known and "their_config" in known:
         raise InputError(f"{source}: layout and their_config are two names of one thing; say one")
     layout = _layout_of(known.get("layout", known.get("their_config")), source)
-    workload = _section(known, "workload", source)
-    scope = [text for key, text in _OUT_OF_SCOPE.items() if layout.get(key) or workload.get(key)]
+    workload = with_known_values(_section(known, "workload", source), "workload", source)
+    scope = [text for key, text in OUT_OF_SCOPE.items() if layout.get(key) or workload.get(key)]
     if "mbs" in workload:
         if layout.get("mbs", workload["mbs"]) != workload["mbs"]:
             raise InputError(
                 f"{source}: mbs={layout['mbs']} in the layout and {workload['mbs']} in the workload; say it once"
             )
         layout["mbs"] = workload.pop("mbs")
+        _refuse_no_count(layout, "mbs", source)
     runtime, framework = known.get("runtime"), layout.pop("framework", None)
     if runtime and framework and runtime != framework:
         raise InputError(f"{source}: runtime {runtime!r} and framework {framework!r}; say one")
     name = runtime or framework
-    if isinstance(name, str) and any(name.lower().startswith(sampler) for sampler in _SAMPLERS):
+    if isinstance(name, str) and any(name.lower().startswith(sampler) for sampler in SAMPLERS):
         scope.append("reinforcement learning with co-located sampling")
+    model = _section_or_text(known, "model", source)
+    if isinstance(model, Mapping):
+        model = with_known_values(model, "model", source)
     sections = {
-        "model": (_section_or_text(known, "model", source), _MODEL_KEYS),
+        "model": (model, MODEL_KEYS),
         "cluster": (
             _section_or_text(known, "cluster", source),
-            _CLUSTER_KEYS | {"pools", "fabric", "rails", "exceptions"},
+            CLUSTER_KEYS | {"pools", "fabric", "rails", "exceptions"},
         ),
-        "workload": (workload, _WORKLOAD_KEYS),
-        "layout": (layout, _LAYOUT_KEYS),
+        "workload": (workload, WORKLOAD_KEYS),
+        "layout": (layout, LAYOUT_KEYS),
     }
     for section, (value, legal) in sections.items():
         if isinstance(value, Mapping):
             ignored += [f"{section}.{key}" for key in value if key not in legal]
-    model = sections["model"][0]
     if isinstance(model, Mapping) and isinstance(model.get("moe"), Mapping):
-        ignored += [f"model.moe.{key}" for key in model["moe"] if key not in _MOE_KEYS]
+        ignored += [f"model.moe.{key}" for key in model["moe"] if key not in MOE_KEYS]
     return Request(
         model=model,
         cluster=sections["cluster"][0],
@@ -178,9 +136,9 @@ def _request_of(document: Mapping[str, Any], source: str) -> Request:
         runtime=_text(name, "runtime", source),
         layout=layout,
         pin=_text(known.get("pin"), "pin", source) or "",
-        ignored=tuple(key for key in ignored if key.rsplit(".", 1)[-1] not in _OUT_OF_SCOPE),
+        ignored=tuple(key for key in ignored if key.rsplit(".", 1)[-1] not in OUT_OF_SCOPE),
         scope=tuple(dict.fromkeys(scope)),
-        trains_all=not any(layout.get(key) or workload.get(key) for key in _NOT_ALL_TRAINED),
+        trains_all=not any(layout.get(key) or workload.get(key) for key in NOT_ALL_TRAINED),
         source=source,
     )
 
@@ -206,36 +164,40 @@ def _section_or_text(document: Mapping[str, Any], name: str, source: str) -> dic
 
 
 def _layout_of(value: Any, source: str) -> dict[str, Any]:
-    """The layout's fields, from its text or its object; numbers are checked, spellings made one."""
+    """The layout's fields, from its text or its object; numbers and words are checked, spellings made one."""
     if isinstance(value, str):
-        return dict(parse_tokens(value))
-    said = _section({"layout": value} if value is not None else {}, "layout", source)
+        try:
+            return dict(parse_tokens(value))
+        except RecordError as error:
+            raise InputError(f"{source}: {error}") from None
     layout: dict[str, Any] = {}
-    for key, item in said.items():
-        field = _SPELLINGS.get(key, key)
+    for key, item in _section({"layout": value} if value is not None else {}, "layout", source).items():
+        field = SPELLINGS.get(key, key)
         if field in layout:
             raise InputError(f"{source}: the layout says {field} twice; say it once")
         layout[field] = item
+    layout = with_known_values(layout, "layout", source)
+    for field in (*DEGREES, "mbs", "microbatches", "zero"):
+        _refuse_no_count(layout, field, source)
+    if layout.get("zero", 0) > 3:
+        raise InputError(f"{source}: layout.zero={layout['zero']}; legal values: 0, 1, 2, 3")
     if "dp" in layout and "dp_replicate" in layout and "dp_shard" in layout:
         if layout["dp"] != layout["dp_replicate"] * layout["dp_shard"]:
             raise InputError(
                 f"{source}: the layout says dp beside dp_replicate and dp_shard; say dp alone, or both of its parts"
             )
         del layout["dp"]
-    for field in (*DEGREES, "mbs", "microbatches", "zero"):
-        number, least = layout.get(field), 0 if field == "zero" else 1
-        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < least):
-            raise InputError(f"{source}: layout.{field}={number!r}; a whole number from {least} is needed")
-    if layout.get("zero", 0) > 3:
-        raise InputError(f"{source}: layout.zero={layout['zero']}; legal values: 0, 1, 2, 3")
-    for field in ("schedule", "gather", "recompute"):
-        if isinstance(layout.get(field), str):
-            layout[field] = layout[field].lower()
     if layout.get("recompute") == "stages":
         raise InputError(
             f"{source}: recompute=stages is what a plan says whose stages differ; a request names one kind"
         )
     return layout
+
+
+def _refuse_no_count(layout: Mapping[str, Any], field: str, source: str) -> None:
+    number, least = layout.get(field), 0 if field == "zero" else 1
+    if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < least):
+        raise InputError(f"{source}: layout.{field}={number!r}; a whole number from {least} is needed")
 
 
 # Whole requests, for plan and predict -------------------------------------------------------------------------------
@@ -264,12 +226,12 @@ class CompleteRequest:
 def complete(request: Request, *, needs_layout: bool = False) -> CompleteRequest:
     """The request with everything filled in. Raises InputError for what is wrong or absent, NotYetError by name."""
     _refuse_scope(request)
-    _refuse_unknown(request)
+    refuse_unknown_keys(request.ignored, request.source)
     defaults: dict[str, str] = {}
     model = _model(request, defaults)
     cluster = _cluster(request, defaults)
     runtime = _runtime(request, defaults)
-    workload = _workload(request, defaults)
+    workload = _workload(request, cluster, runtime, defaults)
     layout = None
     if request.states_layout or request.layout:
         layout = _layout(request, runtime, workload, cluster.num_gpus, defaults)
@@ -299,65 +261,18 @@ def _refuse_scope(request: Request) -> None:
             )
 
 
-def _refuse_unknown(request: Request) -> None:
-    for path in request.ignored:
-        section, _, key = path.partition(".")
-        known = sorted(
-            _MOE_KEYS if key.startswith("moe.") else SECTION_KEYS.get(section, SECTIONS) if key else SECTIONS
-        )
-        near = difflib.get_close_matches(path.rsplit(".", 1)[-1], known, n=2, cutoff=0.5)
-        hint = f"; did you mean {' or '.join(near)}?" if near else "."
-        raise InputError(f"{request.source}: {path!r} is not a key of a request{hint} Known there: {', '.join(known)}")
-
-
-_NEEDED = ("num_layers", "hidden", "ffn", "heads", "vocab")
-"""Dimensions that nothing else implies."""
-
-
 def _model(request: Request, defaults: dict[str, str]) -> Model:
     said = request.model
     if said is None:
         raise InputError(f"{request.source}: there is no model; name a preset, an HF config.json, or dimensions")
     if isinstance(said, str):
         return read_model(said)
-    if not set(said) - {"name", "dims_source", "num_params"} and "name" in said:
-        return read_model(said["name"])
-    missing = [key for key in _NEEDED if key not in said]
-    if missing:
-        raise InputError(
-            f"{request.source}: the model lacks {', '.join(missing)}; give the dimensions {', '.join(_NEEDED)} at least, or a preset"
-        )
-    values = {key: value for key, value in said.items() if key not in ("num_params", "dims_source")}
-    values.setdefault("name", "model")
-    for key, value in (("kv_heads", values["heads"]), ("head_dim", _head_dim(values, request.source))):
-        if key not in values:
-            values[key], defaults[f"model.{key}"] = value, f"{value}"
-    for key in ("tie_embeddings", "gated_mlp", "norm", "positions"):
-        if key not in values:
-            default = next(field.default for field in fields(Model) if field.name == key)
-            defaults[f"model.{key}"] = str(default).lower()
-    return model_of(values, request.source)
-
-
-def _head_dim(values: Mapping[str, Any], source: str) -> int:
-    hidden, heads = values["hidden"], values["heads"]
-    if "head_dim" not in values and hidden % heads:
-        raise InputError(f"{source}: hidden={hidden} is not divisible by heads={heads}; give head_dim")
-    return int(hidden // heads)
-
-
-def model_of(values: Mapping[str, Any], source: str) -> Model:
-    """The model of a request's dimensions. Raises InputError where they contradict one another."""
-    data = dict(values)
-    if isinstance(data.get("moe"), Mapping):
-        moe = {key: value for key, value in data["moe"].items() if value is not None}
-        if "dense_layers" in moe:
-            moe["num_dense_layers"] = moe.pop("dense_layers")
-        data["moe"] = moe
     try:
-        return from_json(Model, data, "model")
-    except RecordError as error:
-        raise InputError(f"{source}: {error}") from None
+        model, more = model_and_defaults(said)
+    except (InputError, RecordError) as error:
+        raise InputError(f"{request.source}: {error}") from None
+    defaults |= more
+    return model
 
 
 def _cluster(request: Request, defaults: dict[str, str]) -> Cluster:
@@ -393,14 +308,26 @@ def _runtime(request: Request, defaults: dict[str, str]) -> Runtime:
     return runtime
 
 
-def _workload(request: Request, defaults: dict[str, str]) -> Workload:
+def default_precision(device: Device, runtime: Runtime) -> Precision:
+    """The precision where none is said: bf16, or on a device without it the next best that device and runtime both have."""
+    for precision in (Precision.BF16, Precision.FP16, Precision.FP32):
+        if precision in device.peak_flops_per_s and precision in runtime.state_bytes:
+            return precision
+    return Precision.BF16
+
+
+def _workload(request: Request, cluster: Cluster, runtime: Runtime, defaults: dict[str, str]) -> Workload:
     said = {key: value for key, value in request.workload.items() if key != "bytes"}
     for key, meaning in (("seq", "tokens of a sequence; --seq"), ("gbs", "sequences of a step; --batch")):
         if key not in said:
             raise InputError(f"{request.source}: the workload lacks {key} ({meaning} on the command line)")
-    for key, default in (("precision", Precision.BF16), ("optimizer", Optimizer.ADAMW)):
-        if key not in said:
-            defaults[f"workload.{key}"] = default.value
+    if "precision" not in said:
+        device = cluster.pools[0].kind.device
+        said["precision"] = default_precision(device, runtime).value
+        why = "" if Precision.BF16 in device.peak_flops_per_s else f" ({device.name} has no bf16)"
+        defaults["workload.precision"] = f"{said['precision']}{why}"
+    if "optimizer" not in said:
+        defaults["workload.optimizer"] = Optimizer.ADAMW.value
     try:
         return from_json(Workload, said, "workload")
     except RecordError as error:
@@ -461,9 +388,8 @@ def _layout(request: Request, runtime: Runtime, workload: Workload, world: int, 
     try:
         said["schedule"] = Schedule(said["schedule"])
         return normalised(micro_gather=runtime.zero2_gather, **said)
-    except ValueError as error:
-        legal = f"; schedules: {', '.join(Schedule)}" if not isinstance(error, RecordError) else ""
-        raise InputError(f"{request.source}: layout: {error}{legal}") from None
+    except RecordError as error:
+        raise InputError(f"{request.source}: layout: {error}") from None
 
 
 def _fill_dp(said: dict[str, Any], request: Request, world: int, defaults: dict[str, str]) -> None:

@@ -15,7 +15,7 @@ from planner.errors import InputError, MeshwrightError
 from planner.readers.clusters import cluster_names, node_kind
 from planner.readers.models import model_names, read_model
 from planner.readers.pins import Op
-from planner.readers.requests import SECTION_KEYS, SECTIONS
+from planner.readers.request_keys import SECTION_KEYS, SECTIONS
 from planner.readers.runtimes import read_runtime, runtime_names
 from planner.report.runs_text import columns_of_runs
 from planner.report.words import billions, columns, joined, memory, paragraph, row

@@ -7,6 +7,7 @@ import pytest
 from cost_models.records import Gather, Schedule, parse_layout
 from planner.errors import InputError, NotYetError
 from planner.readers.request_facts import facts_of
+from planner.readers.request_keys import meant
 from planner.readers.requests import complete, read_request
 
 WHOLE = {
@@ -128,6 +129,25 @@ def test_what_is_not_said_is_defaulted_and_listed():
     assert "cluster.gpus_per_node" in said
 
 
+@pytest.mark.parametrize(
+    ("cluster", "runtime", "precision"),
+    [
+        ("v100-16x8", "megatron", "fp16"),
+        ("t4x8", "deepspeed", "fp16"),
+        ("v100-32x8", "torch", "fp32"),
+        ({"gpu": "V100-32G", "nodes": 1}, "megatron", "fp16"),
+        ("a100-80x8", "torch", "bf16"),
+    ],
+)
+def test_the_default_precision_is_what_the_device_and_the_runtime_can_do(cluster, runtime, precision):
+    document = changed(cluster=cluster, runtime=runtime, workload={"seq": 128, "gbs": 64}, layout={"tp": 2})
+    request = completed(document)
+    assert request.workload.precision == precision
+    assert request.defaults["workload.precision"].startswith(precision)
+    assert ("no bf16" in request.defaults["workload.precision"]) == (precision != "bf16")
+    assert facts_of(read_request(document)).facts.precision == precision
+
+
 def test_plan_needs_no_layout_and_predict_does():
     assert completed(without("layout")).layout is None
     with pytest.raises(InputError, match="there is no layout"):
@@ -152,10 +172,10 @@ def test_missing_dimensions_are_named():
 @pytest.mark.parametrize(
     "document, words",
     [
-        (changed(layout={"tp": 4, "zeroo": 1}), r"'layout.zeroo' is not a key.*did you mean zero"),
+        (changed(layout={"tp": 4, "zeroo": 1}), r"'layout.zeroo' is not a key.*did you mean 'zero'"),
         (changed(workload={**WHOLE["workload"], "sequence": 1}), r"'workload.sequence'.*Known there: .*seq"),
-        (changed(model={**DIMENSIONS, "num_layer": 4}), r"'model.num_layer'.*did you mean num_layers"),
-        (changed(modell="llama3-8b"), r"'modell'.*did you mean model"),
+        (changed(model={**DIMENSIONS, "num_layer": 4}), r"'model.num_layer'.*did you mean 'num_layers'"),
+        (changed(modell="llama3-8b"), r"'modell'.*did you mean 'model'"),
     ],
 )
 def test_unknown_keys_are_errors_for_plan_and_listed_by_check(document, words):
@@ -188,7 +208,7 @@ def test_what_is_not_built_is_refused_by_name(document, words):
         ({"tp": 3}, r"world=64 is not divisible by tp·pp·cp = 3"),
         ({"tp": 2, "dp": 6, "dp_shard": 4, "zero": 1}, r"dp=6 is not divisible by dp_shard=4"),
         ({"tp": 2, "recompute": "everything"}, r"not a kind of megatron; legal: none, selective"),
-        ({"tp": 2, "schedule": "fast"}, r"schedules: gpipe, 1f1b"),
+        ({"tp": 2, "schedule": "fast"}, r"Legal values: gpipe, 1f1b"),
         ({"tp": 2, "microbatches": 5}, r"gbs=512 is not dp·mbs·microbatches = 32·mbs·5"),
         ({"tp": 2, "hsdp": True, "zero": 3}, r"say dp_replicate and dp_shard"),
         ({"tp": 2, "zero": 1, "gather": "use"}, r"legal gather there: step"),
@@ -294,7 +314,87 @@ def test_memory_of_known_and_unknown_gpus():
     assert device_bytes() is None
 
 
-def test_an_unknown_schedule_is_told():
-    stated = facts_of(read_request(changed(layout={"pp": 2, "schedule": "Chimera"})))
-    assert stated.facts.schedule is None
-    assert any("'chimera' is not known" in note for note in stated.notes)
+@pytest.mark.parametrize(
+    ("section", "change", "words"),
+    [
+        ("layout", {"schedule": "Chimera"}, r"layout.schedule='Chimera' is not known\. Legal values: gpipe, 1f1b"),
+        ("layout", {"schedule": "1F1b "}, r"did you mean '1f1b'\?"),
+        ("layout", {"sched": "foo"}, "layout.schedule='foo' is not known"),
+        ("layout", {"schedule": 3}, "layout.schedule=3 is not known"),
+        ("layout", {"gather": "never"}, r"layout.gather='never'.*Legal values: use, micro, step"),
+        ("layout", {"recompute": "some"}, r"recompute='?some'? is (no|not a) kind of megatron.*none, selective, full"),
+        ("layout", {"recompute": True}, "layout.recompute=True; a text is needed"),
+        ("layout", {"sp": "yes"}, "layout.sp='yes'; true or false is needed"),
+        ("layout", {"offload_param": "disk"}, "layout.offload_param='disk'.*Legal values: none, cpu, nvme"),
+        ("layout", {"mbs": "2"}, "layout.mbs='2'; a whole number from 1"),
+        ("workload", {"precision": 7}, "workload.precision=7 is not known.*Legal values: fp32, bf16"),
+        ("workload", {"precision": "bf61"}, "did you mean 'bf16'"),
+        ("workload", {"optimizer": 3}, "workload.optimizer=3; a text is needed"),
+        ("workload", {"mbs": 0}, "layout.mbs=0; a whole number from 1"),
+        ("model", {**DIMENSIONS, "norm": "batchnorm"}, "model.norm='batchnorm' is not known.*rmsnorm, layernorm"),
+        ("model", {**DIMENSIONS, "tie_embeddings": "true"}, "model.tie_embeddings='true'; true or false is needed"),
+    ],
+)
+def test_values_that_nobody_knows_are_errors_of_every_verb(section, change, words):
+    document = changed(**{section: change if section == "model" else {**WHOLE[section], **change}})
+    if "sched" in change:
+        del document["layout"]["schedule"]
+    if section == "workload" and "mbs" in change:
+        del document["layout"]["mbs"]
+    for read in (lambda: facts_of(read_request(document)), lambda: completed(document)):
+        with pytest.raises(InputError, match=words):
+            read()
+
+
+def test_words_are_read_without_regard_to_case():
+    document = changed(workload={**WHOLE["workload"], "precision": "BF16", "optimizer": "AdamW"})
+    assert completed(document) == completed(WHOLE)
+    assert facts_of(read_request(document)) == facts_of(read_request(WHOLE))
+
+
+def test_a_kind_of_recompute_that_an_unknown_framework_may_have_is_told():
+    notes = facts_of(read_request(changed(runtime="oneflow", layout={"tp": 2, "recompute": "some"}))).notes
+    assert any("layout.recompute: 'some' is not known, not judged" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("workload.batch_size", "did you mean 'gbs'"),
+        ("workload.GlobalBatchSize", "did you mean 'gbs'"),
+        ("workload.seq_len", "did you mean 'seq'"),
+        ("workload.dtype", "did you mean 'precision'"),
+        ("model.num_hidden_layers", "did you mean 'num_layers'"),
+        ("model.moe.num_experts_per_tok", "did you mean 'top_k'"),
+        ("cluster.num_gpus", "did you mean 'world'"),
+        ("cluster.num_nodes", "did you mean 'nodes'"),
+        ("layout.tensor_model_parallel_size", "did you mean 'tp'"),
+        ("layout.zero_stage", "did you mean 'zero'"),
+        ("layout.gradient_accumulation_steps", "did you mean 'microbatches'"),
+        ("workload.tp", "did you mean 'tp' in layout"),
+        ("gbs", "did you mean 'gbs' in workload"),
+        ("batch_size", "did you mean 'gbs' in workload"),
+        ("parallelism", "did you mean 'layout'"),
+        ("layout.zzzzzz", ""),
+    ],
+)
+def test_an_unknown_key_names_what_it_may_mean(path, words):
+    assert words in meant(path)
+    assert bool(words) == bool(meant(path))
+
+
+@pytest.mark.parametrize(
+    "model, words",
+    [
+        ({**DIMENSIONS, "heads": "8"}, "model.heads='8'; a whole number from 1"),
+        ({**DIMENSIONS, "heads": 0}, "model.heads=0; a whole number from 1"),
+        ({**DIMENSIONS, "hidden": 256.5}, "model.hidden=256.5; a whole number"),
+        ({**DIMENSIONS, "moe": {"num_experts": 8, "topk": 2}}, "'model.moe.topk'.*did you mean 'top_k'"),
+        ({**DIMENSIONS, "moe": 3}, r"model\.moe is 3; expected"),
+        ({"name": 7}, "model.name=7; a text is needed"),
+        ({}, "the model lacks num_layers, hidden"),
+    ],
+)
+def test_dimensions_of_the_wrong_kind(model, words):
+    with pytest.raises(InputError, match=words):
+        completed(changed(model=model))
