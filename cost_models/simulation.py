@@ -225,6 +225,14 @@ def device_work_s(pipeline: Pipeline, times: StageTimes) -> FloatArray:
     return np.asarray(np.add.reduceat(_durations(wiring.kind, wiring.stage, times), wiring.first))
 
 
+def operation_counts(pipeline: Pipeline, device: int) -> IntArray:
+    """(kinds, S) how often a device runs each kind of operation on each virtual stage in one step."""
+    wiring = _wiring_of(pipeline)
+    mine = wiring.device == device
+    code = wiring.kind[mine] * pipeline.num_stages + wiring.stage[mine]
+    return np.bincount(code, minlength=len(KINDS) * pipeline.num_stages).reshape(len(KINDS), pipeline.num_stages)
+
+
 def simulate_operations(lists: Operations, times: StageTimes) -> Simulation:
     """Plays any operation lists, stages on whatever devices they name. ScheduleError where they cannot finish."""
     wiring = _wire(arrays_of_lists(lists))

@@ -5,8 +5,11 @@
     kappa  the longest tail of a device
     J      (m - 1/v) tau + sum(t) / v + kappa                       1f1b (v = 1) and interleaved
            (m - 1) (tau_F + tau_B) + sum(t) + kappa                 gpipe: forward and backward each have their own fullest device
+           S                                                        loopedbfs, and where the backward is split
     R      max over p of  max( A_p + m W_p + tail_0,  F_p + m W_p + tail_p )
     S      `simulation.simulate`
+
+           where the backward is split: max over p of  F_p + work of p + tail_p,  work = the durations of p's operations
 
 m micro-batches, v virtual stages on each of pp devices; W_p is the load of device p, A_p and F_p are forward + backward
 and forward of the *virtual* stages 0 .. p-1, all without hops.
@@ -27,7 +30,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from cost_models.records.layout import Schedule
 from cost_models.schedules import FloatArray, Pipeline, splits_backward
-from cost_models.simulation import Simulation, StageTimes, simulate
+from cost_models.simulation import Simulation, StageTimes, device_work_s, operation_counts, simulate
 
 # --- the objective J ----------------------------------------------------------------------------------------------------
 
@@ -43,9 +46,8 @@ def stage_load_s(times: StageTimes) -> FloatArray:
     return _with_half_hops(times.forward_s, times.hop_s) + _with_half_hops(times.backward_s, times.hop_s)
 
 
-def _device_load_s(pipeline: Pipeline, stage_s: FloatArray) -> FloatArray:
-    """(pp,) sum over the virtual stages of each device (looped placement)."""
-    return np.asarray(stage_s.reshape(pipeline.num_virtual_per_device, pipeline.num_devices).sum(axis=0))
+_WITH_FORMULA = frozenset({Schedule.GPIPE, Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED})
+"""Schedules whose J is a formula; the others' is their simulated time."""
 
 
 def _check_sizes(pipeline: Pipeline, times: StageTimes) -> None:
@@ -59,6 +61,8 @@ def _check_sizes(pipeline: Pipeline, times: StageTimes) -> None:
 def objective_s(pipeline: Pipeline, times: StageTimes) -> float:
     """J in seconds: what the choice of a plan minimises. An estimate of S, except as `objective_is_upper_bound` says."""
     _check_sizes(pipeline, times)
+    if pipeline.schedule not in _WITH_FORMULA:
+        return simulate(pipeline, times).step_s
     num_virtual, num_micro = pipeline.num_virtual_per_device, pipeline.num_micro_batches
     forward_s = _with_half_hops(times.forward_s, times.hop_s)
     backward_s = _with_half_hops(times.backward_s, times.hop_s)
@@ -66,12 +70,12 @@ def objective_s(pipeline: Pipeline, times: StageTimes) -> float:
     if pipeline.schedule == Schedule.GPIPE:
         fullest_s = float(forward_s.max() + backward_s.max())
     else:
-        fullest_s = float(_device_load_s(pipeline, forward_s + backward_s).max())
+        fullest_s = float(pipeline.by_device(forward_s + backward_s).max())
     return (num_micro - 1 / num_virtual) * fullest_s + sum_s / num_virtual + float(times.tail_s.max())
 
 
 def objective_is_upper_bound(pipeline: Pipeline, times: StageTimes) -> bool:
-    """Whether J >= S is proved: gpipe; and 1f1b with no stage much lighter than those before it.
+    """Whether J >= S is proved: gpipe; schedules whose J is S; and 1f1b with no stage much lighter than those before it.
 
     For 1f1b: for every device p, the mean t of the stages after p is at least the longest forward (half hops in) of stages
     0 .. p; or the same with the longest backward. It holds wherever B >= F and no stage is lighter than half the heaviest.
@@ -83,7 +87,7 @@ def objective_is_upper_bound(pipeline: Pipeline, times: StageTimes) -> bool:
     1f1b is 1f1b with F and B exchanged; that gives the other one.
     """
     _check_sizes(pipeline, times)
-    if pipeline.schedule == Schedule.GPIPE:
+    if pipeline.schedule == Schedule.GPIPE or pipeline.schedule not in _WITH_FORMULA:
         return True
     if pipeline.schedule != Schedule.ONE_F_ONE_B:
         return False
@@ -103,11 +107,12 @@ def lower_bound_s(pipeline: Pipeline, times: StageTimes) -> float:
     """R in seconds: no simulation of this plan is shorter."""
     _check_sizes(pipeline, times)
     num_devices = pipeline.num_devices
-    assert not splits_backward(pipeline.schedule), "with I and W only the second term counts, and W_p is F + I + W"
-    stage_s = times.forward_s + times.backward_s
-    work_s = pipeline.num_micro_batches * _device_load_s(pipeline, stage_s)
-    passed_s = np.append(0.0, np.cumsum(stage_s))[:num_devices]
     forwards_passed_s = np.append(0.0, np.cumsum(times.forward_s))[:num_devices]
+    if splits_backward(pipeline.schedule):
+        return float((forwards_passed_s + device_work_s(pipeline, times) + times.tail_s).max())
+    stage_s = times.forward_s + times.backward_s
+    work_s = pipeline.num_micro_batches * pipeline.by_device(stage_s)
+    passed_s = np.append(0.0, np.cumsum(stage_s))[:num_devices]
     ends_s = np.maximum(passed_s + times.tail_s[0], forwards_passed_s + times.tail_s) + work_s
     return float(ends_s.max())
 
@@ -223,16 +228,39 @@ class StageParts:
     """(pp,)"""
     constant_s: FloatArray
     """(pp,) what each step costs besides."""
+    input_grad_compute_s: FloatArray | None = None
+    """(S,) gradient of the inputs alone, recompute included; needed where the schedule splits the backward."""
+    input_grad_exposed_s: FloatArray | None = None
+    """(S,) communication of the backward pass that nothing hides where it is split."""
+    weight_grad_s: FloatArray | None = None
+    """(S,) gradient of the weights alone: nothing is communicated in it."""
 
     def times(self, *, hops: bool = True) -> StageTimes:
         """The same step with the parts added up; without hops, as if they took no time."""
         hop_s = np.asarray(self.hop_s, dtype=np.float64)
+        input_grad_s = self.input_grad_compute_s
+        if input_grad_s is not None and self.input_grad_exposed_s is not None:
+            input_grad_s = input_grad_s + self.input_grad_exposed_s
         return StageTimes(
             forward_s=self.forward_compute_s + self.forward_exposed_s,
             backward_s=self.backward_compute_s + self.backward_exposed_s,
             hop_s=hop_s if hops else np.zeros_like(hop_s),
             tail_s=self.sync_s + self.optimizer_s + self.constant_s,
+            input_grad_s=input_grad_s,
+            weight_grad_s=self.weight_grad_s,
         )
+
+    def work_s(self, pipeline: Pipeline, device: int) -> tuple[float, float]:
+        """Seconds that a device computes, and that it waits for communication inside its stages, in all its operations."""
+        zero = np.zeros_like(self.forward_compute_s)
+        compute = (self.forward_compute_s, self.backward_compute_s, self.input_grad_compute_s, self.weight_grad_s)
+        exposed = (self.forward_exposed_s, self.backward_exposed_s, self.input_grad_exposed_s, None)
+        counts = operation_counts(pipeline, device)
+        totals = [
+            float(sum((counts[kind] * (zero if part is None else part)).sum() for kind, part in enumerate(parts)))
+            for parts in (compute, exposed)
+        ]
+        return totals[0], totals[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,10 +305,7 @@ def step_parts(pipeline: Pipeline, parts: StageParts) -> StepParts:
     simulation = simulate(pipeline, times)
     device = busiest_device(simulation)
     free_hops_s = simulate(pipeline, parts.times(hops=False)).step_s if times.hop_s.any() else simulation.step_s
-    mine = slice(device, None, pipeline.num_devices)
-    num_micro = pipeline.num_micro_batches
-    compute_s = num_micro * float(parts.forward_compute_s[mine].sum() + parts.backward_compute_s[mine].sum())
-    exposed_s = num_micro * float(parts.forward_exposed_s[mine].sum() + parts.backward_exposed_s[mine].sum())
+    compute_s, exposed_s = parts.work_s(pipeline, device)
     sync_s, optimizer_s, constant_s = (
         float(seconds[device]) for seconds in (parts.sync_s, parts.optimizer_s, parts.constant_s)
     )

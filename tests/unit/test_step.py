@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from cost_models.records.layout import Schedule
-from cost_models.schedules import Operation, OperationKind, Pipeline
+from cost_models.schedules import Operation, OperationKind, Pipeline, splits_backward
 from cost_models.simulation import StageTimes, simulate, simulate_operations
 from cost_models.step import (
     StageParts,
@@ -35,13 +35,14 @@ def pipeline_of(schedule: Schedule, num_devices: int, num_virtual: int, num_micr
     )
 
 
-def times(forward_s, backward_s, hop_s=None, tail_s=None, *, num_devices=None) -> StageTimes:
+def times(forward_s, backward_s, hop_s=None, tail_s=None, *, num_devices=None, **split) -> StageTimes:
     num_stages = len(forward_s)
     return StageTimes(
         forward_s=np.array(forward_s, dtype=float),
         backward_s=np.array(backward_s, dtype=float),
         hop_s=np.zeros(num_stages - 1) if hop_s is None else np.array(hop_s, dtype=float),
         tail_s=np.zeros(num_devices or num_stages) if tail_s is None else np.array(tail_s, dtype=float),
+        **split,
     )
 
 
@@ -50,6 +51,18 @@ GPIPE = [pipeline_of(Schedule.GPIPE, p, 1, m) for p in range(1, 6) for m in rang
 INTERLEAVED = [
     pipeline_of(Schedule.INTERLEAVED, p, v, p * rounds) for p in range(1, 5) for v in (2, 3) for rounds in (1, 2, 3)
 ] + [pipeline_of(Schedule.INTERLEAVED, 4, 2, 10), pipeline_of(Schedule.INTERLEAVED, 3, 2, 2)]
+LOOPED_BFS = [pipeline_of(Schedule.LOOPED_BFS, p, v, m) for p in range(1, 5) for v in (2, 3) for m in (1, 2, 5)]
+SPLIT = (
+    [pipeline_of(Schedule.INTERLEAVED_ZB, p, v, p * rounds) for p in range(1, 5) for v in (2, 3) for rounds in (1, 3)]
+    + [
+        pipeline_of(s, p, 2, m)
+        for s in (Schedule.ZBV, Schedule.V_HALF, Schedule.V_MIN)
+        for p in (1, 2, 4)
+        for m in (1, 3, 9)
+    ]
+    + [pipeline_of(Schedule.DUALPIPEV, p, 2, 2 * p + more) for p in (1, 2, 3, 4) for more in (0, 3)]
+)
+EVERY = ONE_CHUNK + GPIPE + INTERLEAVED + LOOPED_BFS + SPLIT
 
 seconds = st.floats(0.0, 4.0) | st.sampled_from([0.0, 0.5, 1.0])
 
@@ -62,17 +75,44 @@ def plans(draw, pipelines: list[Pipeline]) -> tuple[Pipeline, StageTimes]:
         return draw(st.lists(seconds, min_size=count, max_size=count))
 
     num_stages = pipeline.num_stages
-    return pipeline, times(some(num_stages), some(num_stages), some(num_stages - 1), some(pipeline.num_devices))
+    return pipeline, times(
+        some(num_stages),
+        some(num_stages),
+        some(num_stages - 1),
+        some(pipeline.num_devices),
+        input_grad_s=some(num_stages),
+        weight_grad_s=some(num_stages),
+    )
 
 
 # --- J, R, S of one plan ------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=200)
-@given(plans(ONE_CHUNK + GPIPE + INTERLEAVED))
+def test_every_schedule_is_tested():
+    assert {pipeline.schedule for pipeline in EVERY} == set(Schedule)
+
+
+@settings(max_examples=400)
+@given(plans(EVERY))
 def test_r_is_below_every_simulation(plan):
     pipeline, spent = plan
     assert lower_bound_s(pipeline, spent) <= simulate(pipeline, spent).step_s * ROUNDING
+
+
+@settings(max_examples=60)
+@given(plans(LOOPED_BFS + SPLIT))
+def test_j_is_the_simulated_time_where_there_is_no_formula(plan):
+    pipeline, spent = plan
+    assert objective_s(pipeline, spent) == simulate(pipeline, spent).step_s
+    assert objective_is_upper_bound(pipeline, spent)
+
+
+def test_r_of_a_split_backward_is_reached():
+    """ZBV of equal chunks: the last device starts behind all forwards before it and never waits again."""
+    pipeline = pipeline_of(Schedule.ZBV, 4, 2, 16)
+    one = np.ones(8)
+    spent = times(one, 2 * one, num_devices=4, input_grad_s=one, weight_grad_s=one)
+    assert lower_bound_s(pipeline, spent) == simulate(pipeline, spent).step_s == 6 * 16 + 3
 
 
 def test_r_is_reached():
@@ -232,6 +272,26 @@ def test_closed_bounds_are_below_r_and_j_of_every_split(cell):
         assert closed_r <= simulate(pipeline, spent).step_s * ROUNDING
 
 
+@settings(max_examples=150)
+@given(plans(LOOPED_BFS + SPLIT))
+def test_closed_bounds_hold_for_every_schedule(plan):
+    pipeline, spent = plan
+    backward_s = np.minimum(spent.backward_s, spent.input_grad_s + spent.weight_grad_s)
+    if not splits_backward(pipeline.schedule):
+        backward_s = spent.backward_s
+    floors = cell_floors(
+        pipeline.num_devices,
+        np.ones(pipeline.num_stages),
+        spent.forward_s,
+        backward_s,
+        tail_s=float(spent.tail_s.min()),
+    )
+    v, m = pipeline.num_virtual_per_device, pipeline.num_micro_batches
+    whole = not splits_backward(pipeline.schedule)
+    closed = float(closed_lower_bound_s(floors, pipeline.num_devices, v, m, whole))
+    assert closed <= simulate(pipeline, spent).step_s * ROUNDING
+
+
 def test_a_planted_bound_that_is_too_high_would_be_caught():
     """The blocks divide evenly and a stage may hold one of them: both closed bounds are reached, so neither can be raised."""
     pipeline = pipeline_of(Schedule.ONE_F_ONE_B, 2, 1, 4)
@@ -306,7 +366,7 @@ def test_whole_blocks_do_not_divide_evenly():
 
 @st.composite
 def plans_in_parts(draw) -> tuple[Pipeline, StageParts]:
-    pipeline = draw(st.sampled_from(ONE_CHUNK + GPIPE + INTERLEAVED))
+    pipeline = draw(st.sampled_from(EVERY))
 
     def some(count: int) -> np.ndarray:
         return np.array(draw(st.lists(seconds, min_size=count, max_size=count)), dtype=float)
@@ -321,6 +381,9 @@ def plans_in_parts(draw) -> tuple[Pipeline, StageParts]:
         sync_s=some(num_devices),
         optimizer_s=some(num_devices),
         constant_s=some(num_devices),
+        input_grad_compute_s=some(num_stages),
+        input_grad_exposed_s=some(num_stages),
+        weight_grad_s=some(num_stages),
     )
 
 
