@@ -48,9 +48,8 @@ def make_plan(
     worlds = worlds_of(gpus, request.cluster.num_gpus, request.cluster.pools[0].kind.gpus_per_node)
     if request.layout is not None:
         refuse_illegal(problem, request.layout, min(request.layout.world, request.cluster.num_gpus))
-    answer = choose(
-        problem, pins=parse_pins(request.pin), worlds=worlds, current=request.layout, time_limit_s=time_limit_s
-    )
+    pins = parse_pins(request.pin, request.runtime.recompute_kinds)
+    answer = choose(problem, pins=pins, worlds=worlds, current=request.layout, time_limit_s=time_limit_s)
     decision = decision_of(problem, answer.choice.chosen)
     predicted = predict(problem, decision)
     return Plan(

@@ -7,6 +7,7 @@ import re
 
 from cost_models.records.codec import RecordError
 from cost_models.records.layout import Gather, Layout, Schedule, normalised
+from cost_models.records.near_names import near_names
 
 KEYS = {
     "dpr": "dp_replicate",
@@ -56,10 +57,9 @@ def _parse_token(token: str, text: str) -> tuple[str, int | str]:
     elif match := _VALUE_FIRST.fullmatch(token):
         key, value = match[2], match[1]
     else:
-        choice = "; alternatives and bounds belong into pins (`--pin` of plan)" if set(token) & set("|<>!") else ""
         raise RecordError(
             f"layout {text!r}: {token!r} is not a key with a value; keys: {', '.join(KEYS)} "
-            f"(as in `tp8 pp4 zero1 rc=full`){choice}"
+            f"(as in `tp8 pp4 zero1 rc=full`){_meant(token)}"
         )
     field = KEYS[key]
     if field in _NUMBERS:
@@ -70,6 +70,16 @@ def _parse_token(token: str, text: str) -> tuple[str, int | str]:
     if legal and value not in legal:
         raise RecordError(f"layout {text!r}: {key}={value}; legal values: {', '.join(legal)}")
     return field, value
+
+
+def _meant(token: str) -> str:
+    """What an unknown token may mean, as words that go on behind the error; may be empty."""
+    if set(token) & set("|<>!"):
+        return "; alternatives and bounds belong into pins (`--pin` of plan)"
+    word = re.match(r"\d*([a-z_]*)", token)
+    near = near_names(word[1], {*KEYS, *KEYS.values()}) if word and word[1] not in KEYS else []
+    short = {field: key for key, field in reversed(KEYS.items())}
+    return f"; did you mean {' or '.join(repr(short.get(one, one)) for one in near)}?" if near else ""
 
 
 def parse_layout(text: str) -> Layout:

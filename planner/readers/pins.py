@@ -1,14 +1,14 @@
 """Pins: what a plan must be. `tp=8, cp<=2, schedule=1f1b|interleaved`; what is not named is free."""
 
-import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from cost_models.records import Gather, Layout, Schedule, parse_tokens
 from cost_models.records.layout_text import KEYS
+from cost_models.records.near_names import did_you_mean
 from planner.errors import InputError
 
 
@@ -84,17 +84,26 @@ _TEXTS: Mapping[str, tuple[str, ...]] = {
 """Fields whose values are words, and the words; recompute kinds are the runtime's."""
 
 _FIELDS: Mapping[str, str] = {**KEYS, **{field: field for field in KEYS.values()}}
+_GPUS = ("world", "gpus", "num_gpus", "world_size")
 _PIN = re.compile(r"([a-z_]+)\s*(<=|>=|!=|==|=|≤|≥|≠|<|>)\s*([^\s<>=!≤≥≠]+(?:\s*\|\s*[^\s<>=!≤≥≠]+)*)")
 _OPS = {"=": Op.EQUAL, "==": Op.EQUAL, "!=": Op.UNEQUAL, "≠": Op.UNEQUAL, "<=": Op.AT_MOST, "≤": Op.AT_MOST}
 _OPS |= {">=": Op.AT_LEAST, "≥": Op.AT_LEAST}
 
 
-def parse_pins(text: str) -> Pins:
+def parse_pins(text: str, recompute_kinds: Collection[str] = ()) -> Pins:
     """The pins of a text `key op value, ...`; op is one of = != <= >=, alternatives as `tp=4|8`.
 
-    Raises InputError, which lists the legal keys or values, and where two pins exclude one another.
+    Raises InputError, which lists the legal keys or values, and where two pins exclude one another. Kinds of recompute are
+    the runtime's: its `recompute_kinds`, where they are given, are the legal ones.
     """
     pins = Pins(pins=tuple(_parse_pin(part.strip(), text) for part in text.lower().split(",") if part.strip()))
+    for pin in pins.pins:
+        unknown = [value for value in pin.values if value not in recompute_kinds]
+        if pin.field == "recompute" and recompute_kinds and unknown:
+            hint = did_you_mean(str(unknown[0]), recompute_kinds)
+            raise InputError(
+                f"pin {pin}: {unknown[0]!r} is no kind of recompute{hint} Legal kinds: {', '.join(recompute_kinds)}"
+            )
     _refuse_contradiction(pins)
     return pins
 
@@ -122,10 +131,11 @@ def _parse_pin(part: str, text: str) -> Pin:
         )
     key, op_text, value_text = match.groups()
     if op_text not in _OPS:
-        raise InputError(f"pin {part!r}: there is no op {op_text!r}; legal ops: =, !=, <=, >=")
+        raise InputError(
+            f"pin {part!r}: there is no op {op_text!r}; legal ops: =, !=, <=, >= (a bound is part of its range)"
+        )
     if key not in _FIELDS:
-        near = difflib.get_close_matches(key, _FIELDS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = "; the number of GPUs is --gpus." if key in _GPUS else did_you_mean(key, _FIELDS)
         raise InputError(f"pin {part!r}: {key!r} is not a key of a layout{hint} Legal keys: {', '.join(KEYS)}")
     field, op = _FIELDS[key], _OPS[op_text]
     values = tuple(_parse_value(field, value.strip(), part) for value in value_text.split("|"))

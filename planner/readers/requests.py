@@ -165,18 +165,20 @@ def _section_or_text(document: Mapping[str, Any], name: str, source: str) -> dic
 
 def _layout_of(value: Any, source: str) -> dict[str, Any]:
     """The layout's fields, from its text or its object; numbers and words are checked, spellings made one."""
+    layout: dict[str, Any] = {}
     if isinstance(value, str):
         try:
-            return dict(parse_tokens(value))
+            layout = dict(parse_tokens(value))
         except RecordError as error:
             raise InputError(f"{source}: {error}") from None
-    layout: dict[str, Any] = {}
-    for key, item in _section({"layout": value} if value is not None else {}, "layout", source).items():
-        field = SPELLINGS.get(key, key)
-        if field in layout:
-            raise InputError(f"{source}: the layout says {field} twice; say it once")
-        layout[field] = item
-    layout = with_known_values(layout, "layout", source)
+    else:
+        said = _section({"layout": value} if value is not None else {}, "layout", source)
+        for key, item in said.items():
+            field = SPELLINGS.get(key, key)
+            if field in layout:
+                raise InputError(f"{source}: the layout says {field} twice; say it once")
+            layout[field] = item
+        layout = with_known_values(layout, "layout", source)
     for field in (*DEGREES, "mbs", "microbatches", "zero"):
         _refuse_no_count(layout, field, source)
     if layout.get("zero", 0) > 3:

@@ -92,3 +92,18 @@ def test_text_of_pins_reads_back(parts):
 
 def test_schedules_are_all_legal_words():
     assert all(parse_pins(f"sched={schedule}").allows_value("schedule", schedule) for schedule in Schedule)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("tensor_parallel=4", r"did you mean 'tp'\? Legal keys: dpr"),
+        ("zero_stage=1", "did you mean 'zero'"),
+        ("world=8", "the number of GPUs is --gpus"),
+        ("rc=full|fulll", r"'fulll' is no kind of recompute; did you mean 'full'\? Legal kinds: none, full"),
+        ("rc!=some", r"'some' is no kind of recompute\. Legal kinds: none, full"),
+    ],
+)
+def test_an_unknown_key_or_kind_names_what_it_may_mean(text, words):
+    with pytest.raises(InputError, match=words):
+        parse_pins(text, ("none", "full"))
