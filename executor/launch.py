@@ -231,7 +231,7 @@ def _late(log_dir: Path, num_ranks: int, seconds: float, timeout_s: float) -> La
         seconds=seconds,
         failed_rank=late[0] if len(late) < num_ranks else None,
         exit_code=None,
-        reason=f"not done after {timeout_s:.0f} s; {others}",
+        reason=f"not done after {timeout_s:g} s; {others}",
         error_lines=_last_lines(log_dir, late[0]),
         log_dir=log_dir,
     )

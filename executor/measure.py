@@ -9,7 +9,6 @@ is over: the first update allocates the optimizer's state, the second is the fir
 """
 
 import copy
-import importlib
 import json
 import multiprocessing
 import os
@@ -47,10 +46,11 @@ from executor.launch import die_with_parent, note_progress
 from executor.mesh import local_device, mark_progress, naming_the_late, start_process_group
 from executor.parallelize import apply
 from executor.peak import PeakMemory, exact_heap, trim_heap
-from executor.settings import PROGRESS_MARK, REFERENCE_KEY, REFERENCE_SIDE, Job, Settings
+from executor.settings import PROGRESS_MARK, REFERENCE_KEY, REFERENCE_SIDE, REFUSED, Job, Settings
 from executor.train import make_optimizer, optimizer_step, random_batch
 from executor.verify import MAX_PARAMETERS, selfcheck
 from planner.profiling.clock import OVERSUBSCRIBED_SAMPLE_S, Rule, machine, sample, shares_cores, versions
+from planner.profiling.factory import FactoryError, factory_of, made_by
 
 REFERENCE_S = 0.03
 """Length of one of its samples: several time slices."""
@@ -196,15 +196,11 @@ def build_module(plan: Plan, settings: Settings) -> nn.Module:
     """The model that runs: the factory's, or our own decoder of the plan's dimensions."""
     if settings.module is None:
         return Decoder(plan.request.model, seed=settings.seed)
-    name, separator, factory = settings.module.partition(":")
-    if not separator:
-        raise RefusedError(f"module {settings.module!r}: expected package.module:factory")
-    try:
-        build = getattr(importlib.import_module(name), factory)
-    except (ImportError, AttributeError) as error:
-        raise RefusedError(f"module {settings.module!r} cannot be had ({error}); give package.module:factory") from None
     torch.manual_seed(settings.seed)
-    return build()
+    try:
+        return made_by(factory_of(settings.module))
+    except FactoryError as error:
+        raise RefusedError(f"module {settings.module}: {error}") from None
 
 
 def _machine() -> str:
@@ -372,12 +368,21 @@ def _say(text: str) -> None:
 
 def main(folder: Path) -> None:
     """One rank of a job; rank 0 leaves measurements.json in the folder."""
-    job = from_json(Job, json.loads((folder / "job.json").read_text(encoding="utf-8")))
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    plans = [load(Plan, folder / name) for name in job.plans]
-    results = measure_run(plans[0], job.settings) if len(plans) == 1 else measure_runs(plans, job.settings)
-    if os.environ["RANK"] == "0":
-        save(results, folder / "measurements.json")
+    try:
+        job = from_json(Job, json.loads((folder / "job.json").read_text(encoding="utf-8")))
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+        plans = [load(Plan, folder / name) for name in job.plans]
+        results = measure_run(plans[0], job.settings) if len(plans) == 1 else measure_runs(plans, job.settings)
+        if os.environ["RANK"] == "0":
+            save(results, folder / "measurements.json")
+    except Exception as error:
+        code = getattr(error, "exit_code", None)
+        if code is None:
+            raise  # with its lines: nobody foresaw it
+        if code == RefusedError.exit_code:
+            (folder / REFUSED).write_text(str(error), encoding="utf-8")
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -51,13 +51,7 @@ def start_process_group(timeout_s: float = START_TIMEOUT_S) -> None:
     if dist.is_initialized():
         return
     die_with_parent()
-    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
-    if missing:
-        raise RefusedError(
-            f"{', '.join(missing)} not in the environment: start the script with "
-            "`torchrun --nproc-per-node N script.py`, N being the plan's number of ranks"
-        )
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank, world = rank_and_world()
     store = _open_store(rank, world, timeout_s)
     wait_for_all(store, "start", rank, world, timeout_s)
     device = local_device()
@@ -70,6 +64,28 @@ def start_process_group(timeout_s: float = START_TIMEOUT_S) -> None:
         world_size=world,
         timeout=timedelta(seconds=timeout_s),
     )
+
+
+def rank_and_world() -> tuple[int, int]:
+    """Number of this rank and of all, as torchrun says them in the environment; RefusedError where nobody says them well."""
+    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+    if missing:
+        raise RefusedError(
+            f"{', '.join(missing)} not in the environment: start the script with "
+            "`torchrun --nproc-per-node N script.py`, N being the plan's number of ranks"
+        )
+    numbers = {}
+    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT", "LOCAL_RANK"):
+        said = os.environ.get(name, "0")
+        if not said.isdecimal():
+            raise RefusedError(f"{name}={said!r} in the environment; legal: a whole number, as torchrun sets it")
+        numbers[name] = int(said)
+    rank, world = numbers["RANK"], numbers["WORLD_SIZE"]
+    if not rank < world:
+        raise RefusedError(
+            f"RANK={rank} and WORLD_SIZE={world} in the environment; legal: ranks 0 to WORLD_SIZE - 1, as torchrun sets them"
+        )
+    return rank, world
 
 
 def _open_store(rank: int, world: int, timeout_s: float) -> dist.Store:

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterator
 
 from cost_models import laws
-from cost_models.records import SPLIT_BACKWARD, Decision, Gather, Plan, Precision, Severity
+from cost_models.records import SPLIT_BACKWARD, Binding, Decision, Gather, Plan, Precision, Severity
 from executor.errors import RefusedError
+from executor.mesh import rank_tensor
 from executor.sharding.recompute import KINDS
 
 RUNTIME = "torch"
@@ -77,6 +78,26 @@ def _recompute(decision: Decision) -> str | None:
     return None
 
 
+def _ranks(decision: Decision) -> str | None:
+    if decision.layout.cp > 1:
+        return None  # refused already, and no axis of the mesh
+    try:
+        rank_tensor(decision)
+    except RefusedError as error:
+        return str(error)
+    return None
+
+
+def _collectives(decision: Decision) -> str | None:
+    for axis, choice in decision.collectives.items():
+        if choice.binding is Binding.DECIDED:
+            return (
+                f"collectives.{axis} decides on {choice.algorithm!r}: gloo and NCCL choose their algorithms themselves; legal: "
+                "binding predicted"
+            )
+    return None
+
+
 OWN_LAWS: tuple[Callable[[Decision], str | None], ...] = (
     _foreign,
     _parallelism,
@@ -85,6 +106,8 @@ OWN_LAWS: tuple[Callable[[Decision], str | None], ...] = (
     _split_backward,
     _placement,
     _recompute,
+    _ranks,
+    _collectives,
 )
 """What is wrong with a decision here, in words; None = nothing. In the order in which it is told."""
 

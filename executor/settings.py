@@ -13,6 +13,8 @@ REFERENCE_KEY = f"matmul/fp32/{REFERENCE_SIDE}x{REFERENCE_SIDE}x{REFERENCE_SIDE}
 """Its key in a profile."""
 PROGRESS_MARK = "progress: "
 """Rank 0 begins the lines with it that are meant for people."""
+REFUSED = "refused.txt"
+"""A file that a rank leaves in the folder of its job where the input is wrong: why, in words."""
 LEAST_WARMUP = 2
 """Optimizer steps before anything counts."""
 

@@ -165,27 +165,62 @@ def save(record: Any, path: str | Path) -> None:
 
 
 def write_atomic(path: str | Path, content: str | bytes) -> None:
-    """Writes `content` (text as UTF-8) beside `path`, flushes it to the disk and renames it: a reader sees the old file or the new one."""
-    target = Path(path)
-    if not target.parent.is_dir():
-        raise RecordError(f"{target}: the folder {target.parent} does not exist; make it, or name another place")
+    """Writes `content` (text as UTF-8) beside `path`, flushes it to the disk and renames it: a reader sees the old file or the new one.
+
+    A link stays one: what it points at is replaced. A pipe or a device is written to. RecordError where that is not possible.
+    """
+    target = _real(path)
+    data = content if isinstance(content, bytes) else content.encode("utf-8")
+    name: str | None = None
     try:
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
-    except OSError as error:
-        raise RecordError(f"{target}: cannot be written ({error.strerror})") from None
-    try:
+        if _takes_a_stream(target):
+            target.write_bytes(data)
+            return
+        handle, name = _part_beside(target, path)
         with os.fdopen(handle, "wb") as stream:
-            stream.write(content if isinstance(content, bytes) else content.encode("utf-8"))
+            stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
         Path(name).chmod(0o666 & ~_umask())
         Path(name).replace(target)
+        name = None
     except OSError as error:
-        Path(name).unlink(missing_ok=True)
-        raise RecordError(f"{target}: cannot be written ({error.strerror})") from None
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+        raise RecordError(f"{path}: cannot be written ({error.strerror})") from None
+    finally:
+        if name is not None:
+            Path(name).unlink(missing_ok=True)
+
+
+def check_writable(path: str | Path) -> None:
+    """RecordError where `write_atomic` would raise it for `path`: to be known before long work, not behind it."""
+    target = _real(path)
+    if not _takes_a_stream(target):
+        handle, name = _part_beside(target, path)
+        os.close(handle)
+        Path(name).unlink()
+
+
+def _real(path: str | Path) -> Path:
+    if not str(path):
+        raise RecordError("the name of the file to write is empty; name one")
+    return Path(os.path.realpath(path))
+
+
+def _takes_a_stream(target: Path) -> bool:
+    """A pipe, a terminal, /dev/null: a rename would put a plain file in its place."""
+    return target.exists() and not target.is_file() and not target.is_dir()
+
+
+def _part_beside(target: Path, said: str | Path) -> tuple[int, str]:
+    """An open new file in the folder of `target`, and its name."""
+    if target.is_dir():
+        raise RecordError(f"{said}: this is a folder; name a file in it")
+    if not target.parent.is_dir():
+        raise RecordError(f"{said}: the folder {target.parent} does not exist; make it, or name another place")
+    try:
+        return tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.", suffix=".part")
+    except OSError as error:
+        raise RecordError(f"{said}: cannot be written ({error.strerror})") from None
 
 
 def _umask() -> int:

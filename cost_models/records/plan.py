@@ -15,6 +15,9 @@ from cost_models.records.model import Model
 from cost_models.records.runtime import Runtime
 from cost_models.records.workload import Workload
 
+RANK_AXES = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
+"""Axes along which ranks are counted; expert parallelism divides ranks of dp, cp and tp again."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
@@ -62,6 +65,12 @@ class Ranks:
     """Axes, innermost (nearest ranks) first: tp, cp, dp_shard, dp_replicate, pp."""
     permutation: tuple[int, ...] | None = None
     """permutation[position in that order] = rank; null = the identity."""
+
+    def __post_init__(self) -> None:
+        if len(set(self.order)) < len(self.order) or not set(self.order) <= set(RANK_AXES):
+            raise RecordError(
+                f"ranks.order={list(self.order)}: each of the axes {', '.join(RANK_AXES)} has one place at most; no other has one"
+            )
 
 
 class Binding(StrEnum):
@@ -117,6 +126,9 @@ class Decision:
             raise RecordError(
                 "the stages' blocks are not a partition: each starts where the one before ends, the first at 0"
             )
+        strange = sorted(set(self.collectives) - set(RANK_AXES))
+        if strange:
+            raise RecordError(f"collectives names {strange[0]!r}; legal axes: {', '.join(RANK_AXES)}")
         permutation = self.ranks.permutation
         if permutation is not None and sorted(permutation) != list(range(layout.world)):
             raise RecordError(

@@ -4,6 +4,7 @@ Exit codes: 0 done; 1 the answer is no; 2 the input is wrong, or not supported y
 plan; 130 interrupted.
 """
 
+import argparse
 import importlib
 import json
 import os
@@ -14,6 +15,7 @@ import traceback
 from collections.abc import Sequence
 
 from cost_models.ownership import verify
+from cost_models.records.codec import check_writable
 from executor.cli.arguments import parser
 from executor.cli.outcome import Outcome
 
@@ -25,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     as_json = bool(getattr(arguments, "json", False))
     try:
         verify()
+        _check_outputs(arguments)
         verbs = importlib.import_module("executor.cli.verbs")
         outcome: Outcome = getattr(verbs, arguments.verb)(arguments)
         _print(json.dumps(outcome.document, ensure_ascii=False, allow_nan=False) if as_json else outcome.text())
@@ -38,6 +41,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except Exception as error:  # noqa: BLE001 - the last door: what is not for people is our bug, and said so
         return _failed(error, as_json)
+
+
+def _check_outputs(arguments: argparse.Namespace) -> None:
+    """Where the result cannot be written is told before the work, not behind it."""
+    for flag in ("out", "fit"):
+        path = getattr(arguments, flag, None)
+        if path is not None and arguments.verb != "demo":  # whose --out is a folder
+            check_writable(path)
 
 
 def _end_in_order_when_told_to() -> None:

@@ -11,7 +11,7 @@ from cost_models.units import GIB
 from executor.cli.outcome import Outcome
 from executor.errors import RefusedError
 from executor.launch import launch
-from executor.settings import PROGRESS_MARK, Settings, write_job
+from executor.settings import PROGRESS_MARK, REFUSED, Settings, write_job
 
 DEFAULT_STEPS = 5
 DEFAULT_TIMEOUT_S = 600.0
@@ -26,6 +26,9 @@ class RunFailedError(RuntimeError):
 
 def run_plan(arguments: argparse.Namespace, progress: Callable[[str], object]) -> Outcome:
     """Runs a plan's decision and measures it. Raises RunFailedError, which names the rank."""
+    from executor.refusals import check
+    from planner.profiling.factory import has_form
+
     plan = load_plan(arguments.plan)
     settings = Settings(
         steps=arguments.steps if arguments.steps is not None else DEFAULT_STEPS,
@@ -33,11 +36,17 @@ def run_plan(arguments: argparse.Namespace, progress: Callable[[str], object]) -
         check=not arguments.no_selfcheck,
     )
     timeout_s = arguments.timeout if arguments.timeout is not None else DEFAULT_TIMEOUT_S
-    if timeout_s <= 0:
+    if settings.module is not None and not has_form(settings.module):
+        raise RefusedError(
+            f"--module {settings.module}: package.module:factory is needed, as in my_package.models:build"
+        )
+    if not timeout_s > 0:
         raise RefusedError(f"--timeout {timeout_s:g}: give a positive number of seconds")
+    check(plan)
     if "RANK" in os.environ:
         return _joined(plan, settings, arguments.out)
-    progress(f"running {plan.decision.layout} on {plan.decision.layout.world} ranks of this machine")
+    world = plan.decision.layout.world
+    progress(f"running {plan.decision.layout} on {world} rank{'s' if world > 1 else ''} of this machine")
     measured = started_here([plan], settings, timeout_s=timeout_s, progress=progress)
     return _outcome(plan, measured, arguments.out)
 
@@ -67,12 +76,20 @@ def started_here(
             log_dir=Path(folder, "logs"),
             on_stderr=tell,
         )
+        refused = Path(folder, REFUSED)
+        if refused.is_file():
+            raise RefusedError(refused.read_text(encoding="utf-8"))
         if not result.ok:
             lines = "\n".join(f"    {line}" for line in result.error_lines)
             raise RunFailedError(
                 f"the run failed: {result.reason}\n{lines}" if lines else f"the run failed: {result.reason}"
             )
-        return load(Measurements, Path(folder, "measurements.json"))
+        left = Path(folder, "measurements.json")
+        if not left.is_file():
+            raise RunFailedError(
+                "the run failed: every rank ended well, but none left a result; does the module end the process?"
+            )
+        return load(Measurements, left)
 
 
 def _enough_devices(world: int) -> None:
@@ -107,8 +124,9 @@ def _enough_memory(plans: list[Plan]) -> None:
 def _joined(plan: Plan, settings: Settings, out: str | None) -> Outcome:
     """One rank of a run that torchrun started; rank 0 has the answer."""
     from executor.measure import measure_run
+    from executor.mesh import rank_and_world
 
-    world, have = plan.decision.layout.world, int(os.environ.get("WORLD_SIZE", "1"))
+    world, have = plan.decision.layout.world, rank_and_world()[1]
     if world != have:
         raise RefusedError(
             f"the plan has {world} ranks, and torchrun started {have}; start {world}, or plan for {have}"
@@ -124,7 +142,7 @@ def _outcome(plan: Plan, measured: Measurements, out: str | None) -> Outcome:
     from planner.report.profile_text import measurements_text
     from planner.report.tables import comparison_table
 
-    if out:
+    if out is not None:
         save(measured, out)
     document = {
         "measurements": to_json(measured),

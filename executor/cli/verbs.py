@@ -30,7 +30,7 @@ def plan(arguments: argparse.Namespace) -> Outcome:
         time_limit_s=arguments.time_limit,
         version=installed_version(),
     )
-    if arguments.out:
+    if arguments.out is not None:
         save(chosen, arguments.out)
         progress(f"wrote {arguments.out}")
     return Outcome(document=to_json(chosen), text=lambda: plan_text(chosen))
@@ -131,10 +131,10 @@ def profile(arguments: argparse.Namespace) -> Outcome:
             layer="executor.decoder:Layer",
             progress=progress,
         )
-        if arguments.out:
+        if arguments.out is not None:
             save(taken, arguments.out)
         return Outcome(document=to_json(taken), text=lambda: measurements_text(taken))
-    if arguments.out:
+    if arguments.out is not None:
         save(model, arguments.out)
     document = model_document(model, arguments.seq or 4096)
     return Outcome(document=document, text=lambda: profile_text(document))
@@ -149,13 +149,13 @@ def probe(arguments: argparse.Namespace) -> Outcome:
         from planner.profiling.session import probe_links
 
         taken = probe_links(ranks=arguments.ranks or 2, progress=progress)
-        if arguments.out:
+        if arguments.out is not None:
             save(taken, arguments.out)
         return Outcome(document=to_json(taken), text=lambda: measurements_text(taken))
     from planner.readers.clusters import read_cluster
 
     cluster = read_cluster(arguments.cluster)
-    if arguments.out:
+    if arguments.out is not None:
         save(cluster, arguments.out)
     return Outcome(document=to_json(cluster), text=lambda: probe_text(cluster))
 
@@ -169,7 +169,7 @@ def compare(arguments: argparse.Namespace) -> Outcome:
     promised = load_plan(arguments.plan)
     measured = read_measurements(arguments.measurements)
     document = compare_plan(promised, measured)
-    if arguments.fit:
+    if arguments.fit is not None:
         save(fitted(promised, measured), arguments.fit)
         progress(f"wrote {arguments.fit}")
     return Outcome(document=document, text=lambda: comparison_table(document))

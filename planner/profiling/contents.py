@@ -4,29 +4,24 @@ The module is made on the meta device, where parameters have shapes and no value
 factory that cannot do that is called again on the CPU. Nothing is judged here: planner.profiling.structure does that.
 """
 
-import difflib
 import faulthandler
-import importlib
 import json
 import os
 import signal
 import sys
-import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cost_models.records import save
+from planner.profiling.factory import FactoryError, factory_of, made_by
 
 if TYPE_CHECKING:
     from torch import nn
 
 STAGE_FILE, CONTENTS_FILE, ERROR_FILE = "stage.txt", "contents.json", "error.txt"
 """What this process leaves in its folder: what it is at, and one of the other two."""
-TAIL_LINES = 8
-"""Lines of a user's traceback that an error repeats."""
-
 HEAD_DIM_NAMES = ("head_dim", "attention_head_size", "head_size", "dim_head", "d_head", "d_k", "kv_channels")
 HEADS_NAMES = ("num_attention_heads", "num_heads", "n_heads", "n_head", "num_q_heads", "nhead", "heads")
 WINDOW_NAMES = ("sliding_window", "window_size")
@@ -79,17 +74,13 @@ class Contents:
     """Configuration of the Hugging Face module that holds all parameters; null = there is none."""
 
 
-class _UserError(Exception):
-    """What is wrong with the factory, in words."""
-
-
 def main(factory: str, folder: str) -> NoReturn:
     """Leave in `folder` what is in the module that `factory` makes, or what went wrong in words."""
     place = Path(folder)
     faulthandler.register(signal.SIGUSR1, all_threads=False)  # the parent asks with it where this process hangs
     try:
         save(_contents(factory, place), place / CONTENTS_FILE)
-    except _UserError as error:
+    except FactoryError as error:
         (place / ERROR_FILE).write_text(str(error), encoding="utf-8")
     sys.stdout.flush()
     os._exit(0)  # threads that a user's module left behind keep nobody waiting
@@ -106,50 +97,18 @@ def _contents(factory: str, place: Path) -> Contents:
     sys.path.insert(0, str(Path.cwd()))
     name = factory.partition(":")[0]
     at(f"importing {name}")
-    build = _factory(factory)
+    build = factory_of(factory)
     at(f"calling {factory}() on the meta device")
     device = "meta"
     try:
         with torch.device(device):
-            made = build()
+            made = made_by(build)
     except BaseException:  # noqa: BLE001 (whatever a user's code raises on meta, the CPU's answer is the one that counts)
         device = "cpu"
         at(f"calling {factory}() on the CPU, since it cannot be made on the meta device")
-        try:
-            made = build()
-        except BaseException as error:  # noqa: BLE001 (SystemExit of a user's code too)
-            raise _UserError(f"the factory raised {_told(error)}") from None
-    if not isinstance(made, torch.nn.Module):
-        raise _UserError(f"the factory returned a {type(made).__name__}; a torch.nn.Module is needed")
+        made = made_by(build)
     at(f"reading what is in {type(made).__name__}")
     return contents_of(made, device)
-
-
-def _factory(text: str) -> Callable[[], Any]:
-    name, _, attribute = text.partition(":")
-    try:
-        module = importlib.import_module(name)
-    except BaseException as error:  # noqa: BLE001 (SystemExit of a user's code too)
-        if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
-            raise _UserError(
-                f"there is no module {error.name!r} in {Path.cwd()} or among the installed packages; run the command in the "
-                "folder that holds it, or install it"
-            ) from None
-        raise _UserError(f"importing {name} raised {_told(error)}") from None
-    build = getattr(module, attribute, None)
-    if callable(build):
-        return build  # type: ignore[no-any-return]
-    if build is not None:
-        raise _UserError(f"{attribute} of {name} is a {type(build).__name__}; a function without arguments is needed")
-    callables = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-    near = difflib.get_close_matches(attribute, callables, n=5, cutoff=0.5) or callables[:8]
-    raise _UserError(f"{name} has no {attribute!r}; it has: {', '.join(near) or 'nothing that can be called'}")
-
-
-def _told(error: BaseException) -> str:
-    """An error of the user's code: what, and the last lines of where."""
-    lines = "".join(traceback.format_exception(error)).rstrip().splitlines()
-    return f"{type(error).__name__}. Its last lines:\n  " + "\n  ".join(lines[-TAIL_LINES:])
 
 
 # A module as data --------------------------------------------------------------------------------------------------

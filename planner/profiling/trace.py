@@ -6,7 +6,6 @@ as many parameters as the module, or there is none.
 
 import math
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -16,7 +15,8 @@ from pathlib import Path
 
 from cost_models.records import Model, RecordError, load
 from planner.errors import InputError
-from planner.profiling.contents import CONTENTS_FILE, ERROR_FILE, STAGE_FILE, TAIL_LINES, Contents
+from planner.profiling.contents import CONTENTS_FILE, ERROR_FILE, STAGE_FILE, Contents
+from planner.profiling.factory import TAIL_LINES, has_form
 from planner.profiling.structure import REMEDY, model_from_structure
 from planner.readers.hf_config import FAMILIES, REFUSED, model_from_hf_config
 
@@ -24,7 +24,6 @@ TIMEOUT_S = 120.0
 """The import of torch and transformers takes 2 to 20 s, a model of 405 B parameters on the meta device 4 s."""
 LAST_WORDS_S = 1.0
 """For a process that hangs to say where."""
-_FORM = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _CHILD = """\
 import sys
 sys.path[:] = sys.argv[3:]
@@ -40,7 +39,7 @@ def trace_module(factory: str, timeout_s: float = TIMEOUT_S) -> Model:
     The current folder is on the path. Raises InputError, whatever is wrong: with the factory (its last lines), with the
     time (what hung), with the module (what was looked for and not found, or both numbers of parameters).
     """
-    if not _FORM.fullmatch(factory):
+    if not has_form(factory):
         raise InputError(f"{factory!r}: package.module:factory is needed, as in my_package.models:build")
     try:
         contents = _read(factory, timeout_s)

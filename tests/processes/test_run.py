@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,45 @@ def test_a_plan_runs_and_is_compared(plan_file: Path, tmp_path: Path, capsys: py
     assert len(step.samples_s) == 2
     assert main(["compare", str(plan_file), str(out), "--fit", str(tmp_path / "fitted.json")]) == 0
     assert (tmp_path / "fitted.json").is_file()
+
+
+def no_module() -> int:
+    """A factory that makes none."""
+    return 42
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("tests.processes.test_run:no_module", "the factory returned a int; a torch.nn.Module is needed"),
+        ("tests.processes.test_run:other_model", "the module is not the model of the plan (llama-tiny): num_layers: 2"),
+    ],
+)
+def test_input_that_only_a_rank_can_judge_is_refused_in_words(
+    plan_file: Path, module: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", str(plan_file), "--module", module, "--timeout", "90", "--json"]) == 2
+    captured = capsys.readouterr()
+    assert words in captured.err
+    assert "Traceback" not in captured.err
+    assert json.loads(captured.out)["error"]["exit_code"] == 2
+
+
+def other_model() -> Decoder:
+    """Half of the planned layers."""
+    return Decoder(replace(read_model(MODEL), num_layers=2), seed=0)
+
+
+def ends_early() -> Decoder:
+    """A model that ends its process, and says that all is well."""
+    decoder = Decoder(read_model(MODEL), seed=0)
+    decoder.layers[0].register_forward_pre_hook(lambda *_: os._exit(0))
+    return decoder
+
+
+def test_ranks_that_end_without_a_result_are_no_success(plan_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", str(plan_file), "--module", "tests.processes.test_run:ends_early", "--timeout", "90"]) == 1
+    assert "none left a result" in capsys.readouterr().err
 
 
 def test_a_killed_rank_is_named_and_nothing_is_left(

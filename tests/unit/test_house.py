@@ -93,7 +93,9 @@ def breaches(path: str, source: str) -> list[str]:
             )
             if package == "executor" and top != "executor" and not path.startswith("executor/cli/"):
                 legal = module.startswith(EXECUTOR_SEES) or module == "cost_models"
-                legal |= path == "executor/measure.py" and module.startswith("planner.profiling.clock")
+                legal |= path == "executor/measure.py" and module.startswith(
+                    ("planner.profiling.clock", "planner.profiling.factory")
+                )
                 legal |= path == "executor/measure.py" and module in ("planner.profiling", "planner")
             if path == "planner/__init__.py":
                 legal = False
