@@ -3,6 +3,7 @@
 Nominal facts only: bandwidths and capacities, never seconds. Latencies belong to the tables and the calibration.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -27,10 +28,16 @@ class Device:
     """Best matrix-multiply rate that people measured, by precision: the roof of the model."""
 
     def __post_init__(self) -> None:
-        if self.memory_bytes < 1 or self.memory_bandwidth_bytes_per_s <= 0:
-            raise RecordError(f"device {self.name!r}: memory and its bandwidth are positive")
-        if not self.peak_flops_per_s:
-            raise RecordError(f"device {self.name!r}: give the peak of at least one precision")
+        if self.memory_bytes < 1 or not 0 < self.memory_bandwidth_bytes_per_s < math.inf:
+            raise RecordError(f"device {self.name!r}: memory and its bandwidth are positive numbers")
+        if not self.peak_flops_per_s or not self.matmul_flops_per_s:
+            raise RecordError(f"device {self.name!r}: give the peak and the matmul rate of at least one precision")
+        for rates in (self.peak_flops_per_s, self.matmul_flops_per_s):
+            for precision, rate in rates.items():
+                if not 0 < rate < math.inf:
+                    raise RecordError(
+                        f"device {self.name!r}: {precision} at {rate} FLOP/s; a rate is a positive number"
+                    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +50,10 @@ class Link:
     """Nominal, in one direction."""
 
     def __post_init__(self) -> None:
-        if not self.bandwidth_bytes_per_s > 0:
-            raise RecordError(f"link {self.name!r}: bandwidth {self.bandwidth_bytes_per_s} B/s; it is positive")
+        if not 0 < self.bandwidth_bytes_per_s < math.inf:
+            raise RecordError(
+                f"link {self.name!r}: bandwidth_bytes_per_s={self.bandwidth_bytes_per_s}; a positive number is needed"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +83,10 @@ class NodeKind:
                 raise RecordError(
                     f"node kind {self.name!r}: {name}={getattr(self, name)}; a whole number from 1 is needed"
                 )
+        if self.host_memory_bytes is not None and self.host_memory_bytes < 1:
+            raise RecordError(
+                f"node kind {self.name!r}: host_memory_bytes={self.host_memory_bytes}; a whole number from 1, or null for unknown"
+            )
 
     @property
     def domain_size(self) -> int:
@@ -119,8 +132,11 @@ class FabricLevel:
     """Bandwidth from below over bandwidth to above; 1 = full bisection."""
 
     def __post_init__(self) -> None:
-        if self.radix < 1 or not self.oversubscription >= 1:
-            raise RecordError(f"fabric level {self.name!r}: radix is from 1 and oversubscription from 1.0")
+        if self.radix < 1 or not 1 <= self.oversubscription < math.inf:
+            raise RecordError(
+                f"fabric level {self.name!r}: radix={self.radix}, oversubscription={self.oversubscription}; radix is a whole "
+                "number from 1, oversubscription a number from 1.0"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +151,14 @@ class FabricException:
     """Share of its fast domain's bandwidth that works."""
     note: str = ""
     """What was seen."""
+
+    def __post_init__(self) -> None:
+        for name in ("nic_factor", "intra_factor"):
+            if not 0 < getattr(self, name) <= 1:
+                raise RecordError(
+                    f"exception of node {self.node}: {name}={getattr(self, name)}; it is the share that works, above 0 up to 1 "
+                    "(leave a node out of the cluster where nothing works)"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +177,8 @@ class Cluster:
     """Nodes that differ."""
 
     def __post_init__(self) -> None:
+        if not self.name.strip() or not self.name.isprintable():
+            raise RecordError(f"cluster name {self.name!r}: one line of printable text is needed")
         if not self.pools:
             raise RecordError(
                 f"cluster {self.name!r} has no pool of nodes: it has zero GPUs; name at least one node kind and a count"
@@ -162,6 +188,10 @@ class Cluster:
                 raise RecordError(
                     f"exception of node {exception.node}: cluster {self.name!r} has nodes 0..{self.num_nodes - 1}"
                 )
+        nodes = [exception.node for exception in self.exceptions]
+        twice = next((node for node in nodes if nodes.count(node) > 1), None)
+        if twice is not None:
+            raise RecordError(f"node {twice} has two exceptions in cluster {self.name!r}; say both factors in one")
 
     @property
     def num_nodes(self) -> int:

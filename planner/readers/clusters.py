@@ -9,11 +9,15 @@ from typing import Any
 
 from cost_models.data import rows
 from cost_models.records import Cluster, Device, Link, NodeKind, Pool, RecordError, from_json
+from cost_models.records.near_names import did_you_mean
 from planner.errors import InputError
 from planner.readers.documents import part_of, read_document
+from planner.readers.plausible import refuse_implausible, refuse_too_many
 
 FACT_KEYS = ("name", "nodes", "gpus_per_node", "world", "gpu", "gpu_mem_gb", "host_mem_gb", "intra", "inter")
 """Keys of the short form of a cluster, as request files write it; null counts as absent."""
+
+_PRESET_AND_COUNT = re.compile(r"(.+?)\s*[x×*]\s*(-?\d+)")
 
 _GIB = 2**30
 _BYTES_PER_GBIT = 125_000_000
@@ -38,7 +42,7 @@ def read_cluster(name_or_path: str) -> Cluster:
         raise InputError(
             f"cluster {text!r}: there is no such file; give the path of a cluster file, or preset x GPUs as in h100x64"
         )
-    match = re.fullmatch(r"(.+?)\s*[x×*]\s*(-?\d+)", text.lower())
+    match = _PRESET_AND_COUNT.fullmatch(text.lower())
     if match is None:
         return _refuse_name(text)
     name = _node_name(match[1])
@@ -56,6 +60,7 @@ def preset_cluster(name: str, num_gpus: int) -> Cluster:
     per_node = kind.gpus_per_node
     if num_gpus < 1:
         raise InputError(f"cluster {name}x{num_gpus} has zero GPUs; write at least one, as in {name}x{per_node}")
+    refuse_too_many(num_gpus)
     if num_gpus > per_node and num_gpus % per_node:
         below = num_gpus // per_node * per_node
         raise InputError(
@@ -199,15 +204,78 @@ def _cluster_from_file(path: Path) -> Cluster:
         inner = part_of(data, "cluster")
         if isinstance(inner, str):
             return read_cluster(inner)
-        if isinstance(inner, dict) and "pools" in inner:
-            return from_json(Cluster, inner)
-        if isinstance(inner, dict) and {"gpu", "gpus_per_node", "nodes", "world"} & set(inner):
-            return cluster_from_facts(inner)
+        if isinstance(inner, dict) and {"pools", "gpu", "gpus_per_node", "nodes", "world"} & set(inner):
+            return cluster_of_document(inner)[0]
         raise InputError(
             f"neither a saved cluster (it has pools), nor its short form (keys: {', '.join(FACT_KEYS)}), nor a request or plan"
         )
     except (InputError, RecordError) as error:
         raise InputError(f"{path}: {error}") from None
+
+
+def cluster_of_document(data: Mapping[str, Any]) -> tuple[Cluster, dict[str, str]]:
+    """The cluster of a document, a whole record or the short form, and what was not said: `cluster.<key>` -> how it was taken.
+
+    Raises InputError or RecordError for an unknown key or word, and for what no cluster has.
+    """
+    if "pools" not in data:
+        return _strictly_from_facts(data)
+    cluster = _with_joined_pools(from_json(Cluster, data))
+    refuse_implausible(cluster)
+    return _told_apart(cluster), {}
+
+
+def _strictly_from_facts(facts: Mapping[str, Any]) -> tuple[Cluster, dict[str, str]]:
+    for key, value in facts.items():
+        if key not in FACT_KEYS:
+            hint = did_you_mean(key, FACT_KEYS)
+            raise InputError(f"cluster has an unknown key {key!r}{hint} Known keys: {', '.join(FACT_KEYS)}")
+        if key in ("name", "gpu", "intra", "inter") and not isinstance(value, str | None):
+            raise InputError(f"cluster {key}={value!r}: a text is needed")
+    cluster, defaults = cluster_and_defaults(facts)
+    for key, words in (
+        ("intra", "nvlink, pcie, shm, or a class"),
+        ("inter", "a rate as in `8 x 400 Gbps`, `400 Gbps per GPU`, `3200 Gbps per node` or `8x NDR`, or a class"),
+    ):
+        if facts.get(key) is not None and not _is_understood(key, facts[key], cluster.pools[0].kind):
+            raise InputError(
+                f"cluster {key}={facts[key]!r} is not understood; say {words} of: {', '.join(rows('links'))}"
+            )
+    refuse_implausible(cluster)
+    if facts.get("world") not in (None, cluster.num_gpus):
+        raise InputError(
+            f"world={facts['world']} is not nodes·gpus_per_node = {cluster.num_gpus}; leave world out (--gpus N plans on fewer)"
+        )
+    return cluster, defaults
+
+
+def _is_understood(key: str, text: str, kind: NodeKind) -> bool:
+    if key == "inter":
+        return read_interconnect(text, kind) is not None
+    return text.lower() in rows("links") or text.lower().startswith(("pcie", "shm", "nv"))
+
+
+def _with_joined_pools(cluster: Cluster) -> Cluster:
+    """Neighbouring pools of one kind are one pool."""
+    pools = [cluster.pools[0]]
+    for pool in cluster.pools[1:]:
+        if pool.kind == pools[-1].kind:
+            pools[-1] = replace(pool, num_nodes=pool.num_nodes + pools[-1].num_nodes)
+        else:
+            pools.append(pool)
+    return replace(cluster, pools=tuple(pools))
+
+
+def _told_apart(cluster: Cluster) -> Cluster:
+    """A cluster that has a preset's name and is not it says so."""
+    match = _PRESET_AND_COUNT.fullmatch(cluster.name)
+    if match is None or _node_name(match[1]) is None:
+        return cluster
+    try:
+        is_it = preset_cluster(_node_name(match[1]) or "", int(match[2])) == cluster
+    except InputError:
+        is_it = False
+    return cluster if is_it else replace(cluster, name=f"{cluster.name} (changed)")
 
 
 # The short form ----------------------------------------------------------------------------------------------------
@@ -227,7 +295,8 @@ def cluster_and_defaults(facts: Mapping[str, Any]) -> tuple[Cluster, dict[str, s
     defaults: dict[str, str] = {}
     if "gpu" not in said:
         raise InputError(f"the cluster does not say which gpu; known: {', '.join(rows('devices'))}")
-    found = device_from_facts(str(said["gpu"]), said.get("gpu_mem_gb"))
+    size = _positive(said, "gpu_mem_gb") if "gpu_mem_gb" in said else None
+    found = device_from_facts(str(said["gpu"]), size)
     kind = node_kind(_node_with(found, said.get("gpus_per_node")))
     nodes, per_node = _counts(said, kind, defaults)
     if per_node < kind.gpus_per_node:

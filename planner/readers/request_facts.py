@@ -17,11 +17,10 @@ from cost_models.records import (
     Runtime,
     Schedule,
     StateBytes,
-    from_json,
 )
 from cost_models.records.near_names import did_you_mean
 from planner.errors import InputError
-from planner.readers.clusters import cluster_and_defaults, device_from_facts, read_cluster
+from planner.readers.clusters import cluster_and_defaults, cluster_of_document, device_from_facts, read_cluster
 from planner.readers.models import model_of, read_model
 from planner.readers.request_keys import meant
 from planner.readers.requests import Request, bytes_of, default_precision
@@ -86,7 +85,7 @@ def _device(request: Request) -> Device | None:
         return read_cluster(said).pools[0].kind.device
     try:
         if said and "pools" in said:
-            return from_json(Cluster, dict(said), "cluster").pools[0].kind.device
+            return cluster_of_document(said)[0].pools[0].kind.device
         return device_from_facts(str(said["gpu"]), _size(said, "gpu_mem_gb")) if said else None
     except (KeyError, InputError):
         return None
@@ -173,7 +172,7 @@ def _cluster_facts(request: Request, notes: list[str]) -> dict[str, Any]:
     if isinstance(said, str):
         return _facts_of_cluster(read_cluster(said))
     if "pools" in said:
-        return _facts_of_cluster(from_json(Cluster, dict(said), "cluster"))
+        return _facts_of_cluster(cluster_of_document(said)[0])
     counts = {key: _count(said, key, request.source) for key in ("nodes", "gpus_per_node", "world")}
     nodes, per_node, world = counts["nodes"], counts["gpus_per_node"], counts["world"]
     if world is None and nodes and per_node:

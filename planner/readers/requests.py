@@ -28,7 +28,7 @@ from cost_models.records import (
 )
 from cost_models.records.layout_text import KEYS
 from planner.errors import InputError, NotYetError
-from planner.readers.clusters import cluster_and_defaults, read_cluster
+from planner.readers.clusters import cluster_of_document, read_cluster
 from planner.readers.documents import read_document
 from planner.readers.models import model_and_defaults, read_model
 from planner.readers.request_keys import (
@@ -284,9 +284,7 @@ def _cluster(request: Request, defaults: dict[str, str]) -> Cluster:
     if isinstance(said, str):
         return read_cluster(said)
     try:
-        if "pools" in said:
-            return from_json(Cluster, dict(said), "cluster")
-        cluster, more = cluster_and_defaults(said)
+        cluster, more = cluster_of_document(said)
     except (InputError, RecordError) as error:
         raise InputError(f"{request.source}: {error}") from None
     defaults |= more

@@ -11,6 +11,7 @@ from planner.readers.clusters import (
     cluster_and_defaults,
     cluster_from_facts,
     cluster_names,
+    cluster_of_document,
     device,
     device_from_facts,
     link,
@@ -20,6 +21,7 @@ from planner.readers.clusters import (
     read_cluster,
     read_interconnect,
 )
+from planner.readers.plausible import refuse_implausible
 
 MIB, GIB = 2**20, 2**30
 
@@ -149,6 +151,106 @@ def test_files(tmp_path):
 def test_what_a_cluster_file_may_not_say(tmp_path, text, words):
     path = tmp_path / "cluster.json"
     path.write_text(text)
+    with pytest.raises(InputError, match=words):
+        read_cluster(str(path))
+
+
+def edited(change):
+    """h100x16 as a document, changed by hand."""
+    data = to_json(read_cluster("h100x16"))
+    change(data)
+    return data
+
+
+def kind_of(data):
+    return data["pools"][0]["kind"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda d: kind_of(d)["intra"].update(bandwidth_bytes_per_s=450),
+            r"intra.bandwidth_bytes_per_s=450: .*bytes a second",
+        ),
+        (
+            lambda d: kind_of(d)["nic"].update(bandwidth_bytes_per_s=4e20),
+            r"nic.bandwidth_bytes_per_s=4e\+20: .*plausible",
+        ),
+        (
+            lambda d: kind_of(d)["nic"].update(bandwidth_bytes_per_s=None),
+            r"bandwidth_bytes_per_s=inf; a positive number",
+        ),
+        (lambda d: kind_of(d)["device"].update(memory_bytes=80), r"memory_bytes=80: between"),
+        (lambda d: kind_of(d)["device"].update(memory_bytes=81559 * 10**9), r"memory_bytes=8.1559e\+13"),
+        (
+            lambda d: kind_of(d)["device"].update(memory_bandwidth_bytes_per_s=3350),
+            r"memory_bandwidth_bytes_per_s=3350",
+        ),
+        (lambda d: kind_of(d)["device"].update(memory_bandwidth_bytes_per_s=None), r"bandwidth are positive numbers"),
+        (lambda d: kind_of(d)["device"]["peak_flops_per_s"].update(bf16=989), r"peak_flops_per_s.bf16=989: .*FLOP"),
+        (lambda d: kind_of(d)["device"]["matmul_flops_per_s"].update(bf16=-1), r"bf16 at -1.0 FLOP/s"),
+        (lambda d: kind_of(d)["device"]["matmul_flops_per_s"].update(bf16=5e15), r"is above peak_flops_per_s.bf16"),
+        (lambda d: kind_of(d)["device"].update(matmul_flops_per_s={}), r"the matmul rate of at least one precision"),
+        (lambda d: kind_of(d)["device"].update(family="hoper"), r"did you mean 'hopper'\? Known families: ada"),
+        (lambda d: kind_of(d).update(host_memory_bytes=0), r"host_memory_bytes=0; a whole number from 1, or null"),
+        (lambda d: kind_of(d).pop("nic"), r"lacks the field 'nic' \(One network interface\)"),
+        (lambda d: d["pools"][0].update(num_nodes=10**9), r"8,000,000,000 GPUs: up to 1,048,576"),
+        (lambda d: d.update(exceptions=[{"node": 0, "nic_factor": 0}]), r"nic_factor=0.0; it is the share that works"),
+        (lambda d: d.update(exceptions=[{"node": 0, "intra_factor": 2}]), r"intra_factor=2.0; it is the share"),
+        (lambda d: d.update(exceptions=[{"node": 1}, {"node": 1}]), r"node 1 has two exceptions"),
+        (lambda d: d.update(fabric=[{"name": "leaf", "radix": 2, "oversubscription": None}]), r"oversubscription=inf"),
+        (lambda d: d.update(name=""), r"cluster name '': one line of printable text"),
+        (lambda d: d.update(name="a\nb"), r"one line of printable text"),
+    ],
+)
+def test_what_no_cluster_has(tmp_path, change, words):
+    path = tmp_path / "cluster.json"
+    path.write_text(json.dumps(edited(change)))
+    with pytest.raises(InputError, match=words):
+        read_cluster(str(path))
+
+
+@pytest.mark.parametrize("name", cluster_names())
+def test_every_preset_is_plausible(name):
+    for gpus in (1, 4 * node_kind(name).gpus_per_node):
+        refuse_implausible(read_cluster(f"{name}x{gpus}"))
+
+
+def test_a_changed_preset_is_told_apart():
+    assert cluster_of_document(edited(lambda d: None))[0] == read_cluster("h100x16")
+    slower = cluster_of_document(edited(lambda d: kind_of(d)["nic"].update(bandwidth_bytes_per_s=4e10)))[0]
+    more = cluster_of_document(edited(lambda d: d["pools"][0].update(num_nodes=3)))[0]
+    assert slower.name == more.name == "h100x16 (changed)"
+    assert cluster_of_document(to_json(slower))[0] == slower
+    own = edited(lambda d: (d.update(name="ours"), d["pools"][0].update(num_nodes=3)))
+    assert cluster_of_document(own)[0].name == "ours"
+
+
+def test_pools_of_one_kind_are_one_pool():
+    twice = edited(lambda d: d["pools"].append(d["pools"][0]))
+    (pool,) = cluster_of_document(twice)[0].pools
+    assert pool.num_nodes == 4
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"gpu": "h100", "num_gpus": 16}, r"unknown key 'num_gpus'; did you mean 'world'"),
+        ({"gpu": "h100", "nodes": 2, "gpus_per_nod": 8}, r"did you mean 'gpus_per_node'"),
+        ({"gpu": ["h100"], "nodes": 2}, r"gpu=\['h100'\]: a text"),
+        ({"gpu": "h100", "nodes": 2, "gpu_mem_gb": "80"}, r"gpu_mem_gb='80': a positive number"),
+        ({"gpu": "h100", "nodes": 2, "gpu_mem_gb": 80e9}, r"memory_bytes=.*plausible"),
+        ({"gpu": "h100", "nodes": 2, "inter": "fast"}, r"inter='fast' is not understood; say a rate as in"),
+        ({"gpu": "h100", "nodes": 2, "inter": 400}, r"inter=400: a text"),
+        ({"gpu": "h100", "nodes": 2, "intra": "glue"}, r"intra='glue' is not understood; say nvlink, pcie"),
+        ({"gpu": "h100", "nodes": 1, "gpus_per_node": 8, "world": 4}, r"world=4 is not nodes·gpus_per_node = 8"),
+        ({"gpu": "h100", "nodes": 10**12}, r"8,000,000,000,000 GPUs: up to"),
+    ],
+)
+def test_a_file_of_the_short_form_is_read_strictly(tmp_path, facts, words):
+    path = tmp_path / "cluster.json"
+    path.write_text(json.dumps(facts))
     with pytest.raises(InputError, match=words):
         read_cluster(str(path))
 
