@@ -81,6 +81,8 @@ class LinkCost:
     """The same of the protocol for small messages, at half the bandwidth."""
     rest: Rate
     """The efficiency, and what it rests on."""
+    num_peers: float = 1.0
+    """Direct links that a device's bandwidth is the sum of, one to each peer (a mesh); 1 = through a switch, all of it to any peer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +175,7 @@ def _link_cost(name: str, bytes_per_s: float, place: str, calibration: Calibrati
         step_s=best("link.latency_s", "latency_s").value,
         small_step_s=best("link.small_latency_s", "small_message_latency_s").value,
         rest=efficiency,
+        num_peers=row.get("num_peers", 1.0),
     )
 
 
@@ -226,6 +229,11 @@ def groups_of(fabric: Fabric, size: FloatArray, stride: FloatArray) -> Groups:
     return Groups(size=size, stride=stride, inside=np.where(outside, inside, size), outside=outside)
 
 
+def intra_bytes_per_s(fabric: Fabric, inside: FloatArray) -> FloatArray:
+    """Bandwidth of one device to `inside` members of its fast domain, itself among them: in a mesh that of the links to these."""
+    return fabric.intra.bytes_per_s * np.clip((inside - 1) / fabric.intra.num_peers, 1 / fabric.intra.num_peers, 1.0)
+
+
 def group_bytes_per_s(fabric: Fabric, groups: Groups, *, together: bool = True) -> FloatArray:
     """Bandwidth that one ring of a group finds: the least over the levels that it crosses.
 
@@ -233,8 +241,9 @@ def group_bytes_per_s(fabric: Fabric, groups: Groups, *, together: bool = True) 
     """
     shares = groups.inside if together else np.ones_like(groups.inside)
     out = np.minimum(shares * fabric.network.bytes_per_s, fabric.flow_bytes_per_s)
-    bound = np.where(groups.outside, out, fabric.intra.bytes_per_s)
-    bound = np.where(groups.outside & (groups.inside > 1), np.minimum(bound, fabric.intra.bytes_per_s), bound)
+    intra = intra_bytes_per_s(fabric, groups.inside)
+    bound = np.where(groups.outside, out, intra)
+    bound = np.where(groups.outside & (groups.inside > 1), np.minimum(bound, intra), bound)
     for unit, through in fabric.levels:
         here = members(unit, groups.size, groups.stride) if together else 1.0
         beyond = crosses(unit, fabric.num_gpus, groups.size, groups.stride)
@@ -320,7 +329,7 @@ def _ring_latency_s(fabric: Fabric, groups: Groups) -> FloatArray:
 def _all_to_all_s(
     fabric: Fabric, num_bytes: FloatArray, groups: Groups, bytes_per_s: FloatArray, step_s: FloatArray
 ) -> FloatArray:
-    near_s = num_bytes * (groups.inside - 1) / groups.size / fabric.intra.bytes_per_s
+    near_s = num_bytes * (groups.inside - 1) / groups.size / intra_bytes_per_s(fabric, groups.inside)
     far_s = num_bytes * (groups.size - groups.inside) / groups.size / bytes_per_s
     return np.asarray(fabric.launch_s + groups.depth * step_s + np.maximum(near_s, far_s))
 
@@ -328,7 +337,7 @@ def _all_to_all_s(
 def _hierarchical_s(fabric: Fabric, num_bytes: FloatArray, groups: Groups) -> FloatArray:
     inside, domains = groups.inside, groups.domains
     scatter = 2.0 if fabric.backend == "gloo" else 1.0
-    near = (inside - 1) * fabric.intra.step_s + (inside - 1) / inside * num_bytes / fabric.intra.bytes_per_s
+    near = (inside - 1) * fabric.intra.step_s + (inside - 1) / inside * num_bytes / intra_bytes_per_s(fabric, inside)
     between = groups_of(fabric, domains, groups.stride * inside)
     share = group_bytes_per_s(fabric, between)
     far = 2 * ((domains - 1) * fabric.network.step_s + (domains - 1) / domains * num_bytes / inside / share)

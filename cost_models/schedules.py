@@ -27,6 +27,7 @@ from cost_models.records.layout import SPLIT_BACKWARD, V_PLACED, Layout, Schedul
 
 __all__ = [
     "MOST_OPERATIONS",
+    "WITH_FORMULA",
     "FloatArray",
     "IntArray",
     "Operation",
@@ -127,6 +128,9 @@ def splits_backward(schedule: Schedule) -> bool:
     """Whether `schedule` splits the backward into I and W operations."""
     return schedule in SPLIT_BACKWARD
 
+
+WITH_FORMULA = frozenset({Schedule.GPIPE, Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED})
+"""Schedules whose objective J is a formula; the others' is their simulated time."""
 
 MOST_OPERATIONS = 2**20
 """Operations of a step that is played one by one: some seconds and 100 MB; 64 stages x 4,096 micro-batches are half of it."""

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cost_models.records.layout import Schedule
-from cost_models.schedules import FloatArray, Pipeline, splits_backward
+from cost_models.schedules import WITH_FORMULA, FloatArray, Pipeline, splits_backward
 from cost_models.simulation import Simulation, StageTimes, device_work_s, operation_counts, simulate
 
 # --- the objective J ----------------------------------------------------------------------------------------------------
@@ -46,10 +46,6 @@ def stage_load_s(times: StageTimes) -> FloatArray:
     return _with_half_hops(times.forward_s, times.hop_s) + _with_half_hops(times.backward_s, times.hop_s)
 
 
-_WITH_FORMULA = frozenset({Schedule.GPIPE, Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED})
-"""Schedules whose J is a formula; the others' is their simulated time."""
-
-
 def _check_sizes(pipeline: Pipeline, times: StageTimes) -> None:
     if len(times.forward_s) != pipeline.num_stages or len(times.tail_s) != pipeline.num_devices:
         raise ValueError(
@@ -61,7 +57,7 @@ def _check_sizes(pipeline: Pipeline, times: StageTimes) -> None:
 def objective_s(pipeline: Pipeline, times: StageTimes) -> float:
     """J in seconds: what the choice of a plan minimises. An estimate of S, except as `objective_is_upper_bound` says."""
     _check_sizes(pipeline, times)
-    if pipeline.schedule not in _WITH_FORMULA:
+    if pipeline.schedule not in WITH_FORMULA:
         return simulate(pipeline, times).step_s
     num_virtual, num_micro = pipeline.num_virtual_per_device, pipeline.num_micro_batches
     forward_s = _with_half_hops(times.forward_s, times.hop_s)
@@ -87,7 +83,7 @@ def objective_is_upper_bound(pipeline: Pipeline, times: StageTimes) -> bool:
     1f1b is 1f1b with F and B exchanged; that gives the other one.
     """
     _check_sizes(pipeline, times)
-    if pipeline.schedule == Schedule.GPIPE or pipeline.schedule not in _WITH_FORMULA:
+    if pipeline.schedule == Schedule.GPIPE or pipeline.schedule not in WITH_FORMULA:
         return True
     if pipeline.schedule != Schedule.ONE_F_ONE_B:
         return False

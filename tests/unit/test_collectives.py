@@ -21,6 +21,7 @@ from cost_models.collectives import (
     members,
 )
 from cost_models.records import Curve, FabricException, FabricLevel, Link, Pool, RecordError
+from planner.readers.clusters import read_cluster
 from tests.unit.cost_cases import CPU, NODE, cluster
 
 MIB = float(2**20)
@@ -234,3 +235,15 @@ def test_every_algorithm_has_a_price() -> None:
     times = {how.value: seconds(fabric(cluster(4), shipped()), "all_reduce", 1e9, 32, 1, how) for how in Algorithm}
     assert all(time > 0 for time in times.values())
     assert times["default"] == min(times["ring"], times["tree"])
+
+
+def test_in_a_mesh_a_group_has_the_links_to_its_members_alone() -> None:
+    """MI300X: 7 links of 64 GB/s, one to each peer, so a message to one of them finds a seventh of a device's bandwidth."""
+    mesh = bare()
+    mesh = replace(mesh, intra=replace(mesh.intra, num_peers=7.0))
+    assert seconds(mesh, "p2p", MIB, 2, 1) == pytest.approx(7 * seconds(bare(), "p2p", MIB, 2, 1))
+    assert seconds(mesh, "all_gather", MIB, 4, 1) == pytest.approx(7 / 3 * seconds(bare(), "all_gather", MIB, 4, 1))
+    for name in set(Collective) - {Collective.P2P}:
+        assert seconds(mesh, name, MIB, 8, 1) == pytest.approx(seconds(bare(), name, MIB, 8, 1))
+    assert fabric(read_cluster("mi300xx8"), shipped()).intra.num_peers == 7
+    assert fabric(read_cluster("h100x8"), shipped()).intra.num_peers == 1
