@@ -34,6 +34,10 @@ MOST_WHOLE = 2**53 - 1
 """Largest whole number that every reader of JSON takes exactly (RFC 8259, section 6)."""
 
 
+LONGEST_NAME = 255
+"""Bytes of a file's name that file systems take (NAME_MAX of Linux and macOS)."""
+
+
 class RecordError(ValueError):
     """A record, or a file that should hold one, says something that it may not say."""
 
@@ -200,10 +204,26 @@ def check_writable(path: str | Path) -> None:
         Path(name).unlink()
 
 
+def make_folder(path: str | Path) -> None:
+    """Makes the folder `path` and those above it. RecordError where that is not possible, or something else has the name."""
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path)
+    except FileExistsError:
+        raise RecordError(f"{path}: this is no folder; name another place") from None
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be made, or not be written to ({error.strerror})") from None
+    os.close(handle)
+    Path(name).unlink()
+
+
 def _real(path: str | Path) -> Path:
     if not str(path):
         raise RecordError("the name of the file to write is empty; name one")
-    return Path(os.path.realpath(path))
+    target = Path(os.path.realpath(path))
+    if any(len(os.fsencode(part)) > LONGEST_NAME for part in target.parts):
+        raise RecordError(f"{path}: a name is longer than {LONGEST_NAME} bytes; take a shorter one")
+    return target
 
 
 def _takes_a_stream(target: Path) -> bool:

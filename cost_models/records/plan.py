@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from cost_models.records.cluster import Cluster
-from cost_models.records.codec import SCHEMA_VERSION, RecordError, load, to_json
+from cost_models.records.codec import SCHEMA_VERSION, RecordError, from_json, load, to_json
 from cost_models.records.layout import Layout
 from cost_models.records.model import Model
 from cost_models.records.runtime import Runtime
@@ -366,5 +366,16 @@ class Plan:
 
 def load_plan(path: Any) -> Plan:
     """The plan in a file; where the decision was edited by hand, without the prediction and the certificate."""
-    plan = load(Plan, path)
+    return _without_old_promises(load(Plan, path))
+
+
+def plan_of(document: Any, source: str) -> Plan:
+    """As `load_plan`, of a document that was read already; `source` (a file's name) leads every error."""
+    try:
+        return _without_old_promises(from_json(Plan, document))
+    except RecordError as error:
+        raise RecordError(f"{source}: {error}") from None
+
+
+def _without_old_promises(plan: Plan) -> Plan:
     return replace(plan, predicted=None, certificate=None) if plan.edited else plan

@@ -1,7 +1,12 @@
 """The surface of the command line, as data: verbs, their arguments and their help."""
 
 import argparse
+import sys
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any, NoReturn
+
+from cost_models.records.layout_text import KEYS
+from cost_models.records.near_names import near_names
 
 DESCRIPTION = """\
 Finds the fastest way to split a training run across a cluster, proves how close to the best it is,
@@ -162,9 +167,49 @@ VERBS: dict[str, tuple[str, list[_Argument]]] = {
 """Verb -> what it does, and its arguments as argparse takes them."""
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what an unknown verb or flag may mean, and what a value must be, in words."""
+
+    said: tuple[str, ...] = ()
+    """What was asked, for errors."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse does."""
+        self.said = tuple(sys.argv[1:] if args is None else args)
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        """Ends with 2, the usage, and the message."""
+        message = message.replace("invalid int value:", "a whole number is needed, not")
+        message = message.replace("invalid float value:", "a number is needed, not")
+        verb = next((word for word in self.said if not word.startswith("-")), "")
+        if message.startswith("unrecognized arguments: ") and verb in VERBS:
+            unknown = message.removeprefix("unrecognized arguments: ").split()
+            meant = next((_meant(verb, word) for word in unknown if word.startswith("--")), "")
+            message += f"{meant} (`meshwright {verb} --help` lists what it takes)"
+        elif message.startswith("argument VERB: invalid choice") and (near := near_names(verb, VERBS)):
+            message += f"; did you mean {' or '.join(map(repr, near))}?"
+        super().error(message)
+
+
+def _meant(verb: str, word: str) -> str:
+    """What an unknown flag of a verb may mean, as words behind the error; may be empty."""
+    name = word.removeprefix("--").partition("=")[0]
+    flags = [flag.removeprefix("--") for flag, _ in VERBS[verb][1] if flag.startswith("--")]
+    if name in KEYS or name in KEYS.values():
+        home = next((flag for flag in ("pin", "layout") if flag in flags), None)
+        return f"; the degrees of a layout are said in --{home}" if home else ""
+    near = near_names(name, flags) or [_FLAG_OF.get(key, key) for key in near_names(name, (*_FLAG_OF, *flags))]
+    return f"; did you mean --{' or --'.join(near)}?" if near and set(near) <= set(flags) else ""
+
+
+_FLAG_OF = {"gbs": "batch", "world": "gpus", "seq": "seq", "precision": "precision", "optimizer": "optimizer"}
+"""Key of a request -> its flag."""
+
+
 def parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
-    top = argparse.ArgumentParser(
+    top = _Parser(
         prog="meshwright", description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     top.add_argument("--version", action="version", version=f"meshwright {installed_version()}")

@@ -32,6 +32,7 @@ from cost_models.records import (
     print_layout,
     save,
 )
+from cost_models.records.codec import make_folder
 from executor.cli.arguments import installed_version
 from executor.cli.bench_job import LAYER, Job
 from executor.cli.outcome import Outcome
@@ -103,7 +104,7 @@ class World:
 def demo(out: Path, progress: Progress) -> Outcome:
     """The whole job; leaves its files in the folder `out`. Exit code 0 where it ran to the end, whatever the errors are."""
     started = time.monotonic()
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     for stale in out.glob("plan-*.json"):
         stale.unlink()  # another demo's layouts would be taken for this one's
 

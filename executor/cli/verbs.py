@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cost_models.records import Calibration, Plan, load, load_plan, save, to_json
+from cost_models.records import Calibration, load, load_plan, save, to_json
+from cost_models.records.plan import plan_of
 from executor.cli.arguments import VERBS, installed_version
 from executor.cli.outcome import Outcome
 
@@ -47,13 +48,15 @@ def predict(arguments: argparse.Namespace) -> Outcome:
     from planner.readers.requests import complete, read_request
     from planner.report.predict_text import predict_text
 
-    existing = _plan_file(arguments.request)
-    if existing is not None:
+    read = _read_file(arguments.request)
+    if read is not None and "decision" in read:
+        existing = plan_of(read, arguments.request)
         _only(arguments, "predict PLAN.json", ("request", "calibration"))
         problem = problem_of(existing.request, _calibration(arguments))
         decision, defaults = existing.decision, {}
     else:
-        request = complete(read_request(_document(arguments)), needs_layout=True)
+        asked = _document(arguments)
+        request = complete(read_request(asked if read is None else read, arguments.request), needs_layout=True)
         problem = problem_of(request, _calibration(arguments))
         assert request.layout is not None
         world = worlds_of(arguments.gpus, request.cluster.num_gpus, request.cluster.pools[0].kind.gpus_per_node)[-1]
@@ -247,13 +250,13 @@ def _document(arguments: argparse.Namespace) -> Any:
     return document
 
 
-def _plan_file(path: str | None) -> Plan | None:
-    """The plan in `path`, where that is one (a request file is none)."""
+def _read_file(path: str | None) -> dict[str, Any] | None:
+    """The document in `path`, a plan or a request; read once, for it may be a pipe."""
     if path is None:
         return None
-    from planner.readers.documents import read_document
+    from planner.readers.documents import named_path, read_document
 
-    return load_plan(path) if "decision" in read_document(Path(path), "a plan or a request") else None
+    return read_document(named_path(path)[0], "a plan or a request")
 
 
 def _only(

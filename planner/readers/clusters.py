@@ -11,7 +11,7 @@ from cost_models.data import rows
 from cost_models.records import Cluster, Device, Link, NodeKind, Pool, RecordError, from_json
 from cost_models.records.near_names import did_you_mean
 from planner.errors import InputError
-from planner.readers.documents import part_of, read_document
+from planner.readers.documents import There, named_path, part_of, read_document
 from planner.readers.plausible import refuse_implausible, refuse_too_many
 
 FACT_KEYS = ("name", "nodes", "gpus_per_node", "world", "gpu", "gpu_mem_gb", "host_mem_gb", "intra", "inter")
@@ -35,9 +35,13 @@ def read_cluster(name_or_path: str) -> Cluster:
     make one smaller node; more must fill whole nodes. Raises InputError; unknown names list the near ones.
     """
     text = name_or_path.strip()
-    path = Path(text).expanduser()
-    if path.is_file():
+    path, there = named_path(text)
+    if there is There.FILE:
         return _cluster_from_file(path)
+    if there is There.FOLDER:
+        raise InputError(
+            f"cluster {text!r}: this is a folder; name a cluster file in it, or preset x GPUs as in h100x64"
+        )
     if text.endswith(".json") or "/" in text or "\\" in text:
         raise InputError(
             f"cluster {text!r}: there is no such file; give the path of a cluster file, or preset x GPUs as in h100x64"

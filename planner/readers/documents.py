@@ -1,5 +1,6 @@
 """JSON documents that people name by path: one wording for what is absent, damaged, newer or of another kind."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,28 @@ def read_document(path: Path, what: str) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise InputError(f"{path}: expected an object that describes {what}, found a {type(data).__name__}")
     return data
+
+
+class There(StrEnum):
+    """What a text names."""
+
+    FILE = "file"
+    """Something that can be read: a file, a pipe, /dev/stdin."""
+    FOLDER = "folder"
+    """A folder."""
+    NOTHING = "nothing"
+    """No path that exists."""
+
+
+def named_path(text: str) -> tuple[Path, There]:
+    """The path that a text names, and what is there; a text that can be no path names nothing."""
+    try:
+        path = Path(text).expanduser()
+        if path.is_dir():
+            return path, There.FOLDER
+        return path, There.FILE if path.exists() else There.NOTHING
+    except (OSError, RuntimeError, ValueError):
+        return Path(text), There.NOTHING
 
 
 def part_of(data: dict[str, Any], key: str) -> Any:

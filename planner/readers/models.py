@@ -10,7 +10,7 @@ from typing import Any
 from cost_models.data import rows
 from cost_models.records import SCHEMA_VERSION, BlockKind, Model, RecordError, from_json, to_json
 from planner.errors import InputError
-from planner.readers.documents import part_of, read_document
+from planner.readers.documents import There, named_path, part_of, read_document
 from planner.readers.hf_config import is_hf_config, model_from_hf_config
 
 FLOPS_FORMULA = "6 x active parameters per token (look-up out, head in) + non-causal attention, no recompute"
@@ -32,21 +32,21 @@ def read_model(name_or_path: str) -> Model:
     (`model_document`), a request or a plan. Raises InputError: unknown names list the near ones.
     """
     text = name_or_path.strip()
-    path = Path(text).expanduser()
+    path, there = named_path(text)
     module, colon, factory = text.partition(":")
-    if colon and not path.exists() and re.fullmatch(r"[A-Za-z_][\w.]*", module) and factory.isidentifier():
+    if colon and there is There.NOTHING and re.fullmatch(r"[A-Za-z_][\w.]*", module) and factory.isidentifier():
         raise InputError(
             f"model {text!r} is code, which only `profile` runs: `meshwright profile {text} -o model.json` traces it, and "
             "--model model.json takes what it found"
         )
-    if path.is_dir() and (path / "config.json").is_file():
-        path = path / "config.json"
-    if path.is_file():
+    if there is There.FOLDER and (path / "config.json").is_file():
+        path, there = path / "config.json", There.FILE
+    if there is There.FILE:
         return _model_from_file(path)
     preset = _preset(text)
     if preset is not None:
         return preset
-    if path.is_dir():
+    if there is There.FOLDER:
         raise InputError(f"model {text!r}: this folder has no config.json; name the file itself")
     if text.endswith(".json") or "/" in text or "\\" in text:
         raise InputError(

@@ -29,7 +29,7 @@ from cost_models.records import (
 from cost_models.records.layout_text import KEYS
 from planner.errors import InputError, NotYetError
 from planner.readers.clusters import cluster_of_document, read_cluster
-from planner.readers.documents import read_document
+from planner.readers.documents import named_path, read_document
 from planner.readers.models import model_and_defaults, read_model
 from planner.readers.request_keys import (
     CLUSTER_KEYS,
@@ -81,16 +81,18 @@ class Request:
         return any(key in self.layout for key in DEGREES)
 
 
-def read_request(source: str | Path | Mapping[str, Any]) -> Request:
-    """A request from a file, or from its parsed document. Raises InputError where it is not one."""
+def read_request(source: str | Path | Mapping[str, Any], name: str | None = None) -> Request:
+    """A request from a file, or from its parsed document; `name` leads the errors of that. InputError where it is not one."""
     if isinstance(source, Mapping):
-        return _request_of(source, "request")
-    path = Path(source).expanduser()
+        return _request_of(source, name or "request")
+    path, _ = named_path(str(source))
     return _request_of(read_document(path, "a request"), str(path))
 
 
 def _request_of(document: Mapping[str, Any], source: str) -> Request:
     known = {key: value for key, value in document.items() if value is not None}
+    if "decision" in known:
+        raise InputError(f"{source}: this is a plan, not a request; `predict` and `explain` take plans")
     if not set(known) & {*SECTIONS, "their_config"}:
         raise InputError(f"{source}: not a request; its keys are {', '.join(SECTIONS)}")
     ignored = [key for key in known if key not in SECTIONS and key not in ENVELOPE]

@@ -130,7 +130,7 @@ def test_the_solver_writes_nothing_to_stdout() -> None:
         ({"--gpus": "-1"}, 2, "from 1 to the cluster's 8 GPUs"),
         ({"--batch": "0"}, 2, "gbs=0"),
         ({"--seq": "-5"}, 2, "seq=-5"),
-        ({"--precision": "bf17"}, 2, "legal values: fp32, bf16, fp16, fp8"),
+        ({"--precision": "bf17"}, 2, "Legal values: fp32, bf16, fp16, fp8"),
         ({"--optimizer": "lion"}, 2, "legal values: adamw"),
         ({"--runtime": "megatorn"}, 2, "megatron"),
         ({"--model": "mixtral-8x7b"}, 2, "mixture-of-experts models is not built yet"),
@@ -339,3 +339,83 @@ def test_alternatives_in_a_layout_lead_to_pins(plan_file: Path, capsys: pytest.C
     code, _, error = told(["explain", str(plan_file), "--why-not", "tp=4|8"], capsys)
     assert code == 2
     assert "alternatives and bounds belong into pins" in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["plan", "--batch-size", "4"], "did you mean --batch?"),
+        (["plan", "--global_batch_size=4"], "did you mean --batch?"),
+        (["plan", "--seq-len", "4"], "did you mean --seq?"),
+        (["plan", "--dtype", "bf16"], "did you mean --precision?"),
+        (["plan", "--num-gpus", "4"], "did you mean --gpus?"),
+        (["plan", "--tp", "4"], "the degrees of a layout are said in --pin"),
+        (["predict", "--tp", "4"], "the degrees of a layout are said in --layout"),
+        (["explain", "x", "--whynot", "tp4"], "did you mean --why-not?"),
+        (["plam"], "did you mean 'plan'?"),
+        (["plan", "--batch", "1.5"], "a whole number is needed, not '1.5'"),
+        (["plan", "--time-limit", "soon"], "a number is needed, not 'soon'"),
+        (["check", "--foo"], "`meshwright check --help` lists what it takes"),
+    ],
+)
+def test_what_an_unknown_flag_may_mean(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_request_or_a_plan_may_be_a_pipe(plan_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    request = json.dumps(
+        {"model": "llama3-8b", "cluster": "h100x8", "workload": {"seq": 64, "gbs": 8}, "layout": "tp8"}
+    )
+    for text in (request, plan_file.read_text()):
+        done = subprocess.run(
+            [sys.executable, "-m", "executor", "predict", "/dev/stdin"],
+            input=text, capture_output=True, text=True, timeout=110, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("verb", ["plan", "predict", "check", "explain", "run"])
+def test_a_folder_in_place_of_a_file(verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, error = told([verb, str(tmp_path)], capsys)
+    assert (code, out) == (2, "")
+    assert "this is a folder; name a file in it" in error
+
+
+def test_a_plan_is_no_request(plan_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in ("plan", "check"):
+        code, _, error = told([verb, str(plan_file)], capsys)
+        assert code == 2
+        assert "this is a plan, not a request" in error
+
+
+@pytest.mark.parametrize("flag", ["--model", "--cluster", "--calibration"])
+def test_names_that_can_be_no_path(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("x" * 300, "~nobody-of-that-name/x.json"):
+        flags = dict(zip(PLAN[1::2], PLAN[2::2], strict=True)) | {flag: name}
+        code, _, error = told(["plan", *(word for pair in flags.items() for word in pair)], capsys)
+        assert code == 2, error
+        assert "Traceback" not in error
+
+
+def test_code_in_place_of_a_model_leads_to_profile(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, error = told([*PLAN[:2], "my.models:build", *PLAN[3:]], capsys)
+    assert code == 2
+    assert "`meshwright profile my.models:build -o model.json` traces it" in error
+
+
+def test_results_that_cannot_be_written_are_told_before_the_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("")
+    for arguments, words in (
+        (["demo", "--out", str(taken)], "this is no folder"),
+        (["probe", "h100x8", "-o", str(tmp_path / ("x" * 300))], "longer than 255 bytes"),
+        (["profile", "llama3-8b", "-o", str(tmp_path)], "this is a folder"),
+    ):
+        code, out, error = told(arguments, capsys)
+        assert (code, out) == (2, "")
+        assert words in error
