@@ -225,10 +225,13 @@ def _rows(plan: Plan, other: Plan) -> list[tuple[str, Any, Any]]:
         pair("cluster", lambda p: p.request.cluster.name),
         pair("batch", lambda p: p.decision.workload.gbs),
         pair("seq", lambda p: p.decision.workload.seq),
+        pair("precision", lambda p: p.decision.workload.precision.value),
+        pair("optimizer", lambda p: p.decision.workload.optimizer.value),
         pair("runtime", lambda p: p.decision.runtime),
         pair("layout", lambda p: str(p.decision.layout)),
         pair("micro-batches", lambda p: p.decision.num_micro_batches),
         pair("stages", lambda p: [list(stage.blocks) for stage in p.decision.stages]),
+        pair("recompute", lambda p: [dict(stage.recompute) for stage in p.decision.stages]),
     ]
     names = ("step_s", "step_s_low", "step_s_high", "tokens_per_s_per_gpu", "mfu", "memory_gib_max", "memory_gib_high")
     rows += [pair(name, promised(name)) for name in names]

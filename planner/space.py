@@ -7,6 +7,7 @@ are further entries of the same family. What the runtime's severities call an er
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
 
@@ -356,14 +357,21 @@ def _nothing_legal(builder: _Builder, kinds: Sequence[str]) -> InfeasibleError |
         free = _Builder(facts=builder.facts, runtime=runtime, pins=others, log=_Log(), families={})
         for world in builder.worlds:
             free.add_world(world)
-        if free.rows and pin.field in _NAMES:
-            place = _NAMES.index(pin.field)
-            legal = sorted({getattr(row[place], "value", row[place]) for row in free.rows})  # type: ignore[type-var]
+        if free.rows and pin.field in (*_NAMES, "dp"):
+            legal = sorted({_value(row, pin.field) for row in free.rows})
             told.append(
                 f"in place of the pin {pin}, with all else as it is: {pin.field} = {', '.join(map(str, legal))}"
             )
     pinned = f" with the pins {pins}" if pins.pins else ""
     return InfeasibleError(f"no layout is legal here{pinned}", relaxations=tuple(told))
+
+
+def _value(row: tuple[Any, ...], field: str) -> Any:
+    """A field of a row; dp is the product of its parts."""
+    if field == "dp":
+        return _value(row, "dp_replicate") * _value(row, "dp_shard")
+    value = row[_NAMES.index(field)]
+    return getattr(value, "value", value)
 
 
 def _restrictions(runtime: Runtime, pins: Pins, worlds: Sequence[int], cluster: Cluster) -> tuple[str, ...]:

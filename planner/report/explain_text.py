@@ -1,20 +1,22 @@
 """Explanations as people read them: why not another layout, two plans side by side, the certificate cell by cell."""
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cost_models.records import Verdict
-from planner.report.check_text import shown, value_lines
+from cost_models.records import Verdict, parse_layout
+from planner.report.check_text import value_lines
 from planner.report.plan_text import FITS, PARTS, gap_words
-from planner.report.words import columns, duration, memory_gib, row
+from planner.report.words import columns, duration, memory_gib, row, short_layout
+from planner.search import DELTA
 
 _ANSWERS = {
     "illegal": "it breaks a law",
     "does not fit": "no plan of it fits into memory",
     "slower": "its best plan is slower than the choice",
+    "faster": "its best plan is faster than the choice: its schedule is priced, but not searched",
     "tie": "its best plan and the choice are closer than the model's error between two layouts: take either",
     "chosen": "the choice is of this kind",
-    "not in the space": "the search does not look there",
 }
 """Answer of `why_not` -> what it means."""
 _PART_WORDS = {field.removesuffix("_s"): words for words, field in PARTS.items()}
@@ -104,14 +106,103 @@ def difference(before: float | None, after: float | None) -> str:
 
 
 def against_text(document: Mapping[str, Any]) -> str:
-    """Two plans side by side; rows that differ are marked."""
-    rows = [["", "", "this plan", "the other"]]
-    for line in document["rows"]:
-        this, other = shown(line.get("this")), shown(line.get("other"))
-        rows.append(["" if this == other else "*", line["name"], this, other])
-    different = sum(1 for line in rows[1:] if line[0])
-    last = f"{different} of {len(rows) - 1} rows differ (*)" if different else "the plans do not differ"
-    return "\n".join([*columns(rows), "", last])
+    """Two plans side by side: their layouts, what differs with its unit and by how much, then what is the same."""
+    rows = {line["name"]: (line.get("this"), line.get("other")) for line in document["rows"]}
+    lines = []
+    if "layout" in rows:
+        lines = [
+            row(name, _short(layout)) for name, layout in zip(("this plan", "the other"), rows["layout"], strict=True)
+        ]
+    if all(this == other for this, other in rows.values()):
+        return "\n".join([*lines, "the plans do not differ"])
+    table, same = [["", "this plan", "the other", "difference"]], []
+    for name, (words, shape) in _AGAINST.items():
+        this, other = rows.get(name, (None, None))
+        if this == other and not isinstance(this, float):
+            same += [f"{words} {shape(this)}"] if this is not None else []
+        else:
+            sides = ["-" if value is None else shape(value) for value in (this, other)]
+            table.append([words, *sides, "=" if sides[0] == sides[1] else _change(shape, this, other)])
+    return "\n".join([*lines, "", *columns(table, right=(1, 2, 3)), "", row("the same", ", ".join(same) or "nothing")])
+
+
+def _short(layout: str) -> str:
+    return short_layout(parse_layout(layout))
+
+
+def _change(shape: Callable[[Any], str], this: Any, other: Any) -> str:
+    """How much larger the other is: a share of what is a rate or a total, seconds of a part."""
+    if None in (this, other) or not isinstance(this, float) or shape is _share:
+        return ""
+    return difference(this, other) if shape is _part else f"{other / this - 1:+.1%}"
+
+
+def _whole(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _share(value: float) -> str:
+    return f"{value:.1%}"
+
+
+def _part(value: float) -> str:
+    return duration(value)
+
+
+def _blocks(stages: Sequence[Sequence[int]]) -> str:
+    """`35 blocks`, or for a pipeline the blocks of its stages in order, equal neighbours counted."""
+    return _runs([str(last - first + 1) for first, last in stages]) + " blocks"
+
+
+def _recompute(stages: Sequence[Mapping[str, int]]) -> str:
+    counts: dict[str, int] = {}
+    for stage in stages:
+        for kind, count in stage.items():
+            counts[kind] = counts.get(kind, 0) + count
+    return " + ".join(f"{count} {kind}" for kind, count in counts.items() if count) or "none"
+
+
+def _runs(words: Sequence[str]) -> str:
+    runs = [(word, len(list(group))) for word, group in itertools.groupby(words)]
+    return ", ".join(word if count == 1 else f"{count} x {word}" for word, count in runs)
+
+
+def _named(identity: str) -> str:
+    """A calibration by its name and the start of its hash."""
+    name, _, digest = identity.partition(" sha256:")
+    return f"{name} {digest[:8]}".strip()
+
+
+_AGAINST: Mapping[str, tuple[str, Callable[[Any], str]]] = {
+    "step_s": ("step", duration),
+    "step_s_low": ("step, lower end (80%)", duration),
+    "step_s_high": ("step, upper end (80%)", duration),
+    **{field: (words, _part) for words, field in PARTS.items()},
+    "tokens_per_s_per_gpu": ("tokens/s/GPU", _whole),
+    "mfu": ("MFU", _share),
+    "memory_gib_max": ("memory", memory_gib),
+    "memory_gib_high": ("memory, upper end (80%)", memory_gib),
+    "micro-batches": ("micro-batches", _whole),
+    "stages": ("stages", _blocks),
+    "recompute": ("layers recomputed", _recompute),
+    "model": ("model", str),
+    "cluster": ("cluster", str),
+    "batch": ("batch", _whole),
+    "seq": ("sequence", _whole),
+    "precision": ("precision", str),
+    "optimizer": ("optimizer", str),
+    "runtime": ("runtime", str),
+    "calibration": ("calibration", _named),
+}
+"""Row of the document -> its words, and how its values are written."""
+
+
+_WORDS_OF_THE_PROOF = (
+    "J is the objective: the closed formula for the seconds of a step, by which plans are ranked and which is proved",
+    "J* is the least J of any plan of the space",
+    f"δ is {DELTA:.0%}: the best plans of the cells with J up to J*·(1+δ) are simulated, and the choice is the fastest of these",
+    "a cell is a layout whose stages and recompute are open; ≥ is a bound below all its plans",
+)
 
 
 def certificate_text(document: Mapping[str, Any]) -> str:
@@ -132,6 +223,8 @@ def certificate_text(document: Mapping[str, Any]) -> str:
             f"{len(cells):,}, {document.get('cells_opened') or 0:,} of them opened; the others are closed by their bounds",
         ),
     ]
+    if cells:
+        lines += [row("words" if i == 0 else "", text) for i, text in enumerate(_WORDS_OF_THE_PROOF)]
     restrictions = document.get("restrictions") or []
     if restrictions:
         lines += [row("outside" if i == 0 else "", text) for i, text in enumerate(restrictions)]
@@ -148,5 +241,5 @@ def _cell_lines(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     rows = [["objective ≥", "simulated ≥", "objective", "cell", "reason"]]
     for cell in sorted(cells, key=lambda one: (one.get("bound_s") is None, one.get("bound_s") or 0.0, one["cell"])):
         numbers = (cell.get("bound_s"), cell.get("simulated_bound_s"), cell.get("objective_s"))
-        rows.append([*map(seconds, numbers), cell["cell"], cell.get("reason") or ""])
+        rows.append([*map(seconds, numbers), _short(cell["cell"]), cell.get("reason") or ""])
     return columns(rows, right=(0, 1, 2))

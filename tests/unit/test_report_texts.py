@@ -30,11 +30,12 @@ from cost_models.units import GIB
 from executor.cli.arguments import VERBS
 from planner.check import check
 from planner.errors import InputError
+from planner.explain import against
 from planner.readers.clusters import cluster_names, local_cluster, read_cluster
 from planner.readers.models import model_document, model_names, read_model
 from planner.readers.pins import parse_pins
 from planner.readers.runtimes import runtime_names
-from planner.report import words
+from planner.report import explain_text, words
 from planner.report.check_text import check_text
 from planner.report.explain_text import against_text, certificate_text, why_not_text
 from planner.report.help_text import EXAMPLE, TOPICS, topic_text
@@ -283,7 +284,7 @@ def test_why_not_golden(golden: Golden) -> None:
     fits(text)
 
 
-@pytest.mark.parametrize("answer", ["illegal", "does not fit", "slower", "tie", "chosen", "not in the space"])
+@pytest.mark.parametrize("answer", ["illegal", "does not fit", "slower", "tie", "chosen", "faster"])
 def test_why_not_with_next_to_nothing(answer: str) -> None:
     bare = dict.fromkeys(WHY_NOT) | {"layout": "tp3", "answer": answer, "reasons": [], "parts": []}
     text = why_not_text(bare)
@@ -296,18 +297,35 @@ def test_why_not_sums_its_parts_with_signs() -> None:
     assert "-500 ms" in why_not_text(WHY_NOT | {"parts": faster})
 
 
-def test_against_marks_what_differs() -> None:
-    rows = [
-        {"name": "layout", "this": "tp4", "other": "tp8"},
-        {"name": "step_s", "this": 4.0, "other": 4.0},
-        {"name": "current", "this": None, "other": None},
-    ]
-    lines = against_text({"rows": rows}).splitlines()
-    assert lines[1].split() == ["*", "layout", "tp4", "tp8"]
-    assert lines[2].split() == ["step_s", "4", "4"]
-    assert lines[-1] == "1 of 3 rows differ (*)"
-    assert against_text({"rows": rows[1:]}).endswith("the plans do not differ")
-    assert against_text({"rows": []}).endswith("the plans do not differ")
+def test_against_golden(golden: Golden) -> None:
+    first, second = given.DECISION.stages
+    other = given.plan(
+        decision=replace(
+            given.DECISION,
+            num_micro_batches=2,
+            layout=replace(given.DECISION.layout, mbs=2),
+            stages=(
+                replace(first, blocks=(0, 3), recompute={"full": 3}),
+                replace(second, blocks=(4, 5), recompute={"none": 1}),
+            ),
+        ),
+        predicted=prediction(step_s=4.5, memory_gib_max=4.25, parts=replace(given.PREDICTION.parts, bubble_s=1.5)),
+    )
+    text = against_text(against(given.plan(predicted=prediction()), other))
+    golden("against.txt", text + "\n")
+    fits(text)
+
+
+def test_against_says_where_one_promises_nothing_and_where_nothing_differs() -> None:
+    plan, edited = given.plan(predicted=prediction()), given.plan(predicted=None, certificate=None)
+    table = [line.split() for line in against_text(against(plan, edited)).splitlines()]
+    assert ["step", "4.00", "s", "-"] in table
+    assert against_text(against(plan, plan)).endswith("the plans do not differ")
+
+
+def test_against_names_every_row_of_the_document() -> None:
+    names = {line["name"] for line in against(given.plan(), given.plan())["rows"]}
+    assert names - {"layout"} == set(explain_text._AGAINST)
 
 
 def test_certificate_golden(golden: Golden) -> None:
@@ -334,7 +352,11 @@ def test_certificate_golden(golden: Golden) -> None:
         "cells": cells,
         "restrictions": ["tp per stage", "unequal micro-batch shares"],
     }
-    golden("certificate.txt", certificate_text(document) + "\n")
+    text = certificate_text(document)
+    golden("certificate.txt", text + "\n")
+    fits(text)
+    for sign, meaning in (("J is", "the objective"), ("J* is", "the least J"), ("δ is", "simulated")):
+        assert any(sign in line and meaning in line for line in text.splitlines())
     bare = dict.fromkeys(document) | {"status": "feasible", "cells": [], "restrictions": []}
     assert "not proved" in certificate_text(bare)
 
