@@ -94,6 +94,8 @@ class Rates:
     """Best measured rate in that format."""
     matmul_efficiency: Rate
     """Share of it that training reaches."""
+    wide_precision: str
+    """Format of attention and head."""
     wide_flops_per_s: float
     """The rate of attention and head: bf16 where the format is narrower, else the format's own."""
     wide_efficiency: Rate
@@ -122,6 +124,12 @@ class Rates:
     """How much slower these are where head_dim is no multiple of 8."""
     launch_s: Rate
     """Floor of a layer and micro-batch, forward and backward together."""
+    moe_launch_s: Rate
+    """The same of a layer with routed experts: many small kernels, and counts that the host waits for."""
+    grouped_efficiency: Rate
+    """Of grouped products of routed experts, as a share of an ordinary product's."""
+    permute_bytes: Rate
+    """Bytes per element (in 16 bits) of routed rows that moving tokens to their experts and back moves, in each pass."""
     traffic_bytes: Rate
     """Bytes per local weight and micro-batch: reading weights, adding up gradients."""
     logit_bytes: Rate
@@ -148,14 +156,15 @@ def rates(device: Device, workload: Workload, runtime: Runtime, calibration: Cal
     """Look up every coefficient that times operations. RecordError where one is not known."""
     family, name, precision = device.family, runtime.name, workload.precision
     bytes_per_s = _bytes_per_s(device, precision.value, calibration)
-    wide = Precision.BF16.value if precision is Precision.FP8 else precision.value
+    narrow = precision.is_narrow
+    wide = Precision.BF16.value if narrow else precision.value
     fused = find(calibration, "attention.score_bytes", name) is None
-    narrow = precision is Precision.FP8
     return Rates(
         precision=precision.value,
         element_bytes=element_bytes(precision),
         matmul_flops_per_s=roof_flops_per_s(device, precision.value),
         matmul_efficiency=rate(calibration, f"matmul.efficiency.{family}", device.name, precision.value),
+        wide_precision=wide,
         wide_flops_per_s=roof_flops_per_s(device, wide),
         wide_efficiency=rate(calibration, f"matmul.efficiency.{family}", device.name, wide),
         wave=value(calibration, "matmul.wave"),
@@ -163,13 +172,18 @@ def rates(device: Device, workload: Workload, runtime: Runtime, calibration: Cal
         multiprocessors=value(calibration, "device.multiprocessors", device.name, family),
         bytes_per_s=bytes_per_s,
         memory=rate(calibration, "memory_ops.multiplier", family, name),
-        cast_bytes=rate(calibration, "memory_ops.cast_bytes", name) if narrow else Rate(value=0.0, fitted=False),
+        cast_bytes=rate(calibration, "memory_ops.cast_bytes", name, precision.value)
+        if narrow
+        else Rate(value=0.0, fitted=False),
         attention_efficiency=rate(calibration, f"attention.efficiency.{family}", name),
         backward_ratio=value(calibration, "attention.backward_ratio"),
         score_bytes=None if fused else rate(calibration, "attention.score_bytes", name),
         unfused_efficiency=value(calibration, "attention.unfused_efficiency", family),
         misaligned_factor=value(calibration, "attention.misaligned_factor"),
         launch_s=_launch_s(calibration, precision.value, family, name),
+        moe_launch_s=rate(calibration, "launch.moe_layer_s", family, name),
+        grouped_efficiency=rate(calibration, "experts.efficiency", family, name),
+        permute_bytes=rate(calibration, "experts.permute_bytes", name),
         traffic_bytes=rate(calibration, "weights.traffic_bytes", family),
         logit_bytes=rate(calibration, "logits.bytes", family),
         optimizer_bytes=_optimizer_bytes(calibration, family, workload.optimizer.value, bytes_per_s),
@@ -219,6 +233,33 @@ def matmul_s(rates: Rates, m: ArrayLike, n: ArrayLike, k: ArrayLike, *, wide: bo
     flops_s = 2.0 * m * n * k / (roof * efficiency.value) * waves
     moved_s = rates.element_bytes * (m * k + k * n + m * n) / rates.bytes_per_s
     return Seconds.resting_on(efficiency, np.maximum(flops_s, moved_s))
+
+
+TILE_ROWS = 128
+"""Rows of one tile of a grouped product (CUTLASS' and Transformer Engine's grouped kernels)."""
+
+
+def grouped_matmul_s(
+    rates: Rates, m: ArrayLike, n: ArrayLike, k: ArrayLike, groups: ArrayLike, *, over_rows: bool = False
+) -> Seconds:
+    """Seconds of `groups` products in one kernel, the rows of all of them together.
+
+    (m, k) x (k, n) where each group has m/groups rows and its own (k, n); the last tile of each group is half filled. With
+    `over_rows` each group makes a whole (m, n) from k/groups rows: its gradient of weights.
+    """
+    m, n, k, groups = (np.asarray(side, dtype=float) for side in (m, n, k, groups))
+    efficiency = rates.matmul_efficiency.value * rates.grouped_efficiency.value
+    if over_rows:
+        inner, outputs, flops = k / groups, m * n * groups, 2.0 * m * n * k
+        moved = k * (m + n) + outputs
+    else:
+        inner, outputs, flops = k, m * n, 2.0 * (m + groups * TILE_ROWS / 2) * n * k
+        moved = m * k + groups * k * n + outputs
+    waves = 1.0 + rates.wave * rates.multiprocessors * TILE_ELEMENTS / outputs + rates.inner / inner
+    flops_s = flops / (rates.matmul_flops_per_s * efficiency) * waves
+    return Seconds.resting_on(
+        rates.grouped_efficiency, np.maximum(flops_s, rates.element_bytes * moved / rates.bytes_per_s)
+    )
 
 
 def attention_s(

@@ -37,6 +37,7 @@ from cost_models.records import (
     RecordError,
     Stage,
 )
+from cost_models.shares import share
 
 FloatArray = NDArray[np.float64]
 
@@ -175,7 +176,7 @@ def _memory_multipliers(problem: Problem, operations: Mapping[str, float]) -> It
         layout = _layout_of(problem, parts)
         if layout is None:
             continue
-        part = blocks.share(problem, Cells.of([layout]))
+        part = share(problem, Cells.of([layout]))
         sides = [int(side[0]) for side in blocks.layer_sides(problem, part)]
         direction = parts[-1]
         if blocks.layer_key(rates.precision, gated, direction).format(*sides) != key:

@@ -7,9 +7,10 @@ Bytes that stay (states, gathered copies, working sets, communication buffers, c
                dp_shard·cp. In a pipeline some runtimes keep gradients whole and parameters gathered until the last
                micro-batch, whatever ZeRO says (runtime.unsharded_gradients_with_pp).
   gathered     zero 3: the unit at work and the next one; gather=micro: every parameter of the stage
-  activations  of a layer: residual·T·h/parts + gathered·T·h + attention·T·(2q + 2kv)/tp + mlp·T·(1+gate)·ffn/tp
+  activations  of a layer: residual·T·h/parts + gathered·T·h + attention·T·(q+k+v+out)/tp + mlp·T·(1+gate)·ffn/tp
                + score·mbs·s²·heads/tp, the last only where attention is not fused (Korthikanti 2022, equations 1 to 4,
-               regrouped); gathered: what a runtime keeps whole on every tensor-parallel rank
+               regrouped); gathered: what a runtime keeps whole on every tensor-parallel rank; latent attention adds its
+               latents, routed experts routed·R·(1+gate)·ffn/etp + routed_hidden·R·h + router·T·experts for R routed rows
   logits       saved and working bytes per logit of the rank's part of the vocabulary
 """
 
@@ -19,12 +20,23 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.blocks import Share, layer_params, share
 from cost_models.calibrations import find, value, value_or
 from cost_models.compute import element_bytes
 from cost_models.problem import Cells, Columns, ColumnShape, Problem, column_shape
-from cost_models.records import Decision, Gather, Model, Optimizer, Precision, RecordError, StateBytes
-from cost_models.schedules import Pipeline, max_in_flight
+from cost_models.recompute import repeated
+from cost_models.records import (
+    SPLIT_BACKWARD,
+    BlockKind,
+    Decision,
+    Gather,
+    Optimizer,
+    Precision,
+    RecordError,
+    StateBytes,
+)
+from cost_models.schedules import Pipeline, max_held
+from cost_models.shares import Share, layer_params, share, shared_width
+from cost_models.split_backward import held_share
 
 FloatArray = NDArray[np.float64]
 
@@ -59,40 +71,44 @@ def state_bytes(problem: Problem) -> StateBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LocalParams:
-    """Parameters of each kind of block on one rank, before data parallelism divides them; arrays over cells."""
+    """Parameters of each kind of block on one rank, before data parallelism divides them."""
 
-    embedding: FloatArray
-    layer: FloatArray
-    head: FloatArray
-    """Final norm, and the head's own weights where they are not the embedding's."""
+    common: FloatArray
+    """[cell, kind] all but the routed experts; the head without weights that are the embedding's."""
+    experts: FloatArray
+    """[cell, kind] routed experts."""
     tied_copy: FloatArray
-    """The head's weights where they are the embedding's: a copy, where the stage has no embedding."""
+    """[cell] the head's weights where they are the embedding's: a copy, where the stage has no embedding."""
 
-    def of_columns(self, cell: int, shape: ColumnShape) -> FloatArray:
-        """(n,) parameters of each column of a cell."""
+    def of_columns(self, cell: int, shape: ColumnShape) -> tuple[FloatArray, FloatArray]:
+        """(n,) parameters of each column of a cell: all but the routed experts, and these."""
+        counts = shape.block_counts
         apart = shape.head * (1 - shape.embedding)
-        return np.asarray(
-            shape.num_layers * self.layer[cell]
-            + shape.embedding * self.embedding[cell]
-            + shape.head * self.head[cell]
-            + apart * self.tied_copy[cell]
-        )
+        return counts @ self.common[cell] + apart * self.tied_copy[cell], counts @ self.experts[cell]
 
     def largest_unit(self, cell: int, shape: ColumnShape) -> FloatArray:
         """(n,) parameters of the largest block of each column."""
-        layer = np.where(shape.num_layers > 0, self.layer[cell], 0.0)
-        ends = np.maximum(shape.embedding * self.embedding[cell], shape.head * (self.head[cell] + self.tied_copy[cell]))
-        return np.asarray(np.maximum(layer, ends))
+        units = self.common[cell] + self.experts[cell]
+        units[-1] += self.tied_copy[cell]
+        return np.asarray(np.max(np.where(shape.block_counts > 0, units, 0.0), axis=1))
 
 
-def local_params(model: Model, part: Share) -> LocalParams:
-    """Vocabulary and matrices are divided over tp; norms and learned positions are whole."""
+def local_params(problem: Problem, part: Share) -> LocalParams:
+    """Vocabulary and matrices are divided over tp, experts over ep·etp; norms and learned positions are whole.
+
+    The head holds the layers that predict later tokens, each with the projection that joins its two inputs.
+    """
+    model = problem.model
     table = model.hidden * part.vocab
     tied = 1.0 if model.tie_embeddings else 0.0
+    layers = [layer_params(model, part, kind) for kind in problem.layer_kinds]
+    joins = 2.0 * model.hidden**2 / part.tp + 3 * model.norm_params
+    ahead = [model.num_mtp_layers * part_of for part_of in layers[-1]]
+    nothing = np.zeros_like(part.tokens)
+    head = model.norm_params + (1 - tied) * table + ahead[0] + model.num_mtp_layers * joins
     return LocalParams(
-        embedding=table + model.hidden * model.max_positions,
-        layer=layer_params(model, part),
-        head=model.norm_params + (1 - tied) * table,
+        common=np.stack([table + model.hidden * model.max_positions, *(common for common, _ in layers), head], axis=1),
+        experts=np.stack([nothing, *(routed for _, routed in layers), ahead[1]], axis=1),
         tied_copy=tied * table,
     )
 
@@ -100,34 +116,49 @@ def local_params(model: Model, part: Share) -> LocalParams:
 # --- activations ----------------------------------------------------------------------------------------------------------
 
 
-def layer_activation_bytes(problem: Problem, part: Share, kind: str) -> FloatArray:
+def layer_activation_bytes(
+    problem: Problem, part: Share, recompute_kind: str, kind: BlockKind = BlockKind.DENSE
+) -> FloatArray:
     """Bytes that one layer keeps of one micro-batch under a kind of recompute, on one rank."""
     model, name = problem.model, problem.runtime.name
     family = problem.cluster.pools[0].kind.device.family
     scale = element_bytes(problem.workload.precision) / 2
+    again = repeated(name, recompute_kind)
     residual = part.tokens * model.hidden / part.sequence_parts
-    if kind == "full":
+    if again.keeps_input_only:
         return np.asarray(2.0 * scale * residual)
     gate = 1 if model.gated_mlp else 0
-    if kind == "selective" and name == "torch":
-        # its input, and what the products and the attention put out (executor/sharding/recompute.py)
-        outputs = 2 * part.queries + 2 * part.keys_values + (1 + gate) * part.ffn
-        return np.asarray(2.0 * scale * (2 * residual + part.tokens * outputs))
-    gathered = np.where(part.tp > 1, part.tokens * model.hidden, residual)
-    attention = part.tokens * (2 * part.queries + 2 * part.keys_values)
+    attention = part.tokens * (part.queries + part.keys + part.values + part.outputs)
+    width = shared_width(model, part, kind)
+    elements = {
+        "residual": residual,
+        "gathered": np.where(part.tp > 1, part.tokens * model.hidden, residual),
+        "attention": attention,
+        "mlp": part.tokens * (1 + gate) * width,
+    }
+    if model.mla is not None:
+        latents = model.mla.kv_lora_rank + (model.mla.q_lora_rank or 0)
+        elements["latents"] = part.tokens / part.sequence_parts * latents
+    if kind is BlockKind.MOE:
+        moe = model.moe
+        assert moe is not None
+        elements["routed"] = part.routed_rows * (1 + gate) * moe.moe_ffn / part.etp
+        elements["routed_hidden"] = part.routed_rows * model.hidden
+        elements["router"] = part.tokens / part.sequence_parts * moe.num_experts
+    if again.keeps_outputs_only:
+        # the layer's input, and what the products and the attention put out (executor/sharding/recompute.py)
+        outputs = sum(elements.get(what, 0.0) for what in ("attention", "mlp", "latents", "routed", "routed_hidden"))
+        return np.asarray(2.0 * scale * (2 * residual + outputs))
     kept = sum(
-        value_or(0.0, problem.calibration, f"memory.activation.{what}_bytes", family, name) * elements
-        for what, elements in (
-            ("residual", residual),
-            ("gathered", gathered),
-            ("attention", attention),
-            ("mlp", part.tokens * (1 + gate) * part.ffn),
-        )
+        (1.0 - again.dropped.get(what, 0.0))
+        * value_or(0.0, problem.calibration, f"memory.activation.{what}_bytes", family, name)
+        * size
+        for what, size in elements.items()
     )
     scores = np.zeros_like(part.tokens)
-    if kind != "selective" and find(problem.calibration, "attention.score_bytes", name) is not None:
+    if "scores" not in again.dropped and find(problem.calibration, "attention.score_bytes", name) is not None:
         per_score = value(problem.calibration, "memory.activation.score_bytes", name)
-        heads = part.queries / model.head_dim
+        heads = part.queries / model.query_head_dim
         scores = per_score * part.mbs * heads / part.cp * float(problem.workload.seq) ** 2
     return np.asarray(scale * (kept + scores))
 
@@ -151,12 +182,14 @@ class BlockMemory:
     params: LocalParams
     per_param: Mapping[str, FloatArray]
     """Kind -> [cell] bytes that each local parameter takes as long as the step lasts (`held_bytes_per_param`)."""
+    per_expert_param: Mapping[str, FloatArray]
+    """The same of routed experts."""
     activations: FloatArray
-    """[cell, recompute] bytes that a layer keeps of a micro-batch."""
+    """[cell, layer kind, recompute] bytes that a layer keeps of a micro-batch."""
     embedding_activations: FloatArray
     """[cell] of the embedding."""
     logits_saved: FloatArray
-    """[cell] of the head."""
+    """[cell] of the head, the layers that predict later tokens with it."""
     logits_working: FloatArray
     """[cell] while the loss runs."""
 
@@ -165,26 +198,36 @@ def block_memory(problem: Problem, cells: Cells, part: Share | None = None) -> B
     """Bytes by block, for every cell."""
     part = share(problem, cells) if part is None else part
     saved, working = logit_bytes(problem, part)
-    by_kind = [layer_activation_bytes(problem, part, kind) for kind in problem.recompute_kinds]
+    activations = np.stack(
+        [
+            np.stack([layer_activation_bytes(problem, part, name, kind) for name in problem.recompute_kinds], axis=-1)
+            for kind in problem.layer_kinds
+        ],
+        axis=1,
+    )
     head_norm = element_bytes(problem.workload.precision) * 2 * part.tokens * problem.model.hidden / part.sequence_parts
+    ahead = problem.model.num_mtp_layers
     return BlockMemory(
-        params=local_params(problem.model, part),
+        params=local_params(problem, part),
         per_param=held_bytes_per_param(problem, cells),
-        activations=np.stack(by_kind, axis=-1),
+        per_expert_param=held_bytes_per_param(problem, cells, experts=True),
+        activations=activations,
         embedding_activations=8.0 * part.tokens,  # token ids and labels, 64-bit
-        logits_saved=saved + head_norm,
+        logits_saved=(1 + ahead) * (saved + head_norm) + ahead * activations[:, -1, 0],
         logits_working=working,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Footprints:
-    """Bytes of columns by kind; arrays (n,). Together: sum(fixed) + q·sum(per_micro_batch)."""
+    """Bytes of columns by kind; arrays (n,). Together: sum(fixed) + q·sum(per_micro_batch) + q_W·sum(per_waiting)."""
 
     fixed: Mapping[str, FloatArray]
     """Kind -> bytes that do not depend on how many micro-batches are in flight."""
     per_micro_batch: Mapping[str, FloatArray]
-    """Kind -> bytes of each micro-batch in flight."""
+    """Kind -> bytes of each micro-batch in flight; where the backward is split, until the end of I."""
+    per_waiting: Mapping[str, FloatArray]
+    """Kind -> bytes of each micro-batch between I and W."""
 
     @property
     def fixed_bytes(self) -> FloatArray:
@@ -197,10 +240,13 @@ class Footprints:
         return np.asarray(np.sum(list(self.per_micro_batch.values()), axis=0))
 
 
-def held_bytes_per_param(problem: Problem, cells: Cells) -> Mapping[str, FloatArray]:
-    """Kind -> (n,) bytes that each local parameter of a cell takes as long as the step lasts: what grows with parameters alone."""
+def held_bytes_per_param(problem: Problem, cells: Cells, *, experts: bool = False) -> Mapping[str, FloatArray]:
+    """Kind -> (n,) bytes that each local parameter of a cell takes as long as the step lasts: what grows with parameters alone.
+
+    experts: of the routed experts, which ZeRO divides over what ep and etp leave.
+    """
     per, element = state_bytes(problem), element_bytes(problem.workload.precision)
-    shard = cells.shard_group[0]
+    shard = (cells.expert_shard_group if experts else cells.shard_group)[0]
     whole_in_pp = (cells.zero >= 2) & (cells.pp > 1) & problem.runtime.unsharded_gradients_with_pp
     divides_weights = (cells.zero == 3) | (cells.gather == Gather.MICRO)
     stays_gathered = divides_weights & (whole_in_pp | (cells.gather == Gather.MICRO))
@@ -219,15 +265,18 @@ def held_bytes_per_param(problem: Problem, cells: Cells) -> Mapping[str, FloatAr
 def column_footprints(problem: Problem, cells: Cells, memory: BlockMemory, cell: int, shape: ColumnShape) -> Footprints:
     """Bytes of the columns of one cell, from the second step on. What a device has once is spread over its vpp columns."""
     per, element = state_bytes(problem), element_bytes(problem.workload.precision)
-    params = memory.params.of_columns(cell, shape)
+    params, routed = memory.params.of_columns(cell, shape)
     largest = memory.params.largest_unit(cell, shape)
     share_of = 1.0 / int(cells.vpp[cell])
-    held = {kind: values[cell] * params for kind, values in memory.per_param.items()}
+    held = {
+        kind: values[cell] * params + memory.per_expert_param[kind][cell] * routed
+        for kind, values in memory.per_param.items()
+    }
     buffers = np.zeros_like(params)
     if cells.zero[cell] == 3 or cells.gather[cell] == Gather.MICRO:
         buffers = per.gradient * largest * share_of  # one unit's gradient before it is reduce-scattered
         if not memory.per_param["gathered"][cell]:
-            held["gathered"] = element * np.minimum(GATHERED_UNITS * largest, params) * share_of
+            held["gathered"] = element * np.minimum(GATHERED_UNITS * largest, params + routed) * share_of
     working = _working_bytes(memory, cell, shape) * share_of
     return Footprints(
         fixed={
@@ -237,18 +286,31 @@ def column_footprints(problem: Problem, cells: Cells, memory: BlockMemory, cell:
             "context": np.full_like(params, context_bytes(problem) * share_of),
         },
         per_micro_batch={
-            "activations": shape.layers @ memory.activations[cell]
+            "activations": np.einsum("nkr,kr->n", shape.layers, memory.activations[cell])
             + shape.embedding * memory.embedding_activations[cell],
             "logits": shape.head * memory.logits_saved[cell],
         },
+        per_waiting=_waiting(problem, memory, cell, shape, cells.schedule[cell] in SPLIT_BACKWARD),
     )
+
+
+def _waiting(
+    problem: Problem, memory: BlockMemory, cell: int, shape: ColumnShape, splits: bool
+) -> Mapping[str, FloatArray]:
+    """What W still needs of a micro-batch after its I: as if nothing were recomputed; nothing where the backward is whole."""
+    held = held_share(problem) if splits else 0.0
+    layers = np.einsum("nkr,k->n", shape.layers, memory.activations[cell, :, 0])
+    return {
+        "activations": held * (layers + shape.embedding * memory.embedding_activations[cell]),
+        "logits": held * shape.head * memory.logits_saved[cell],
+    }
 
 
 def _working_bytes(memory: BlockMemory, cell: int, shape: ColumnShape) -> FloatArray:
     """(n,) what a layer that recomputes holds while its backward pass runs: all that it did not keep."""
-    whole = memory.activations[cell, 0]
+    whole = memory.activations[cell, :, :1]
     missing = np.maximum(whole - memory.activations[cell], 0.0)
-    return np.asarray(np.max(np.where(shape.layers > 0, missing[None, :], 0.0), axis=1))
+    return np.asarray(np.max(np.where(shape.layers > 0, missing, 0.0), axis=(1, 2)))
 
 
 def context_bytes(problem: Problem) -> float:
@@ -328,13 +390,7 @@ def memory_report(problem: Problem, decision: Decision) -> tuple[DeviceMemory, .
     columns = decision_columns(decision, problem.recompute_kinds)
     shape = column_shape(problem.model, columns)
     footprints = column_footprints(problem, cells, block_memory(problem, cells), 0, shape)
-    pipeline = Pipeline(
-        schedule=layout.schedule,
-        num_devices=layout.pp,
-        num_virtual_per_device=layout.vpp,
-        num_micro_batches=decision.num_micro_batches,
-    )
-    vectors = max_in_flight(pipeline)
+    vectors = max_held(Pipeline.of(layout, decision.num_micro_batches))
     return tuple(
         _device_memory(device, layout.world // layout.pp, footprints, decision, vectors[device], columns, shape)
         for device in range(layout.pp)
@@ -351,10 +407,12 @@ def _device_memory(
     shape: ColumnShape,
 ) -> DeviceMemory:
     mine = [stage.virtual for stage in decision.stages if stage.device == device]
-    activations = footprints.activation_bytes[mine]
+    alive, waiting = footprints.per_micro_batch, footprints.per_waiting
+    each = {kind: np.append(values[mine], waiting[kind][mine]) for kind, values in alive.items()}
+    activations = np.sum(list(each.values()), axis=0)
     counts = max(vectors, key=lambda vector: float(np.dot(vector, activations)))
     kinds = {kind: float(values[mine].sum()) for kind, values in footprints.fixed.items()}
-    kinds |= {kind: float(np.dot(counts, values[mine])) for kind, values in footprints.per_micro_batch.items()}
+    kinds |= {kind: float(np.dot(counts, values)) for kind, values in each.items()}
     total = sum(kinds.values())
     first_step = total - kinds["optimizer"]  # states of the optimizer appear in its first update
     states = sum(kinds[kind] for kind in STATE_KINDS)
@@ -366,7 +424,8 @@ def _device_memory(
     stage = mine[-1]
     block = int(columns.last[stage])
     what = "head and loss" if shape.head[stage] else f"block {block}"
-    in_flight = ", ".join(f"{count} of stage {virtual}" for virtual, count in zip(mine, counts, strict=True) if count)
+    names = [*(f"of stage {v}" for v in mine), *(f"of stage {v} before their weight gradients" for v in mine)]
+    in_flight = ", ".join(f"{count} {name}" for name, count in zip(names, counts, strict=True) if count)
     return DeviceMemory(
         device=device,
         ranks=(device * ranks_each, (device + 1) * ranks_each - 1),

@@ -9,7 +9,8 @@ from cost_models import blocks, compute
 from cost_models.collectives import Collective, collective_s, fabric, link_classes
 from cost_models.compute import FloatArray, Seconds
 from cost_models.problem import Cells, IntArray, Problem
-from cost_models.records import Gather, Layout
+from cost_models.records import BlockKind, Gather, Layout
+from cost_models.shares import Share, layer_params, layer_products, share
 
 Weighted = Iterator[tuple[str, tuple[FloatArray, ...], FloatArray]]
 """Key format, its columns, and the seconds of a micro-batch that it decides."""
@@ -21,7 +22,7 @@ def operations_needed(problem: Problem, layouts: Sequence[Layout]) -> tuple[str,
     Whole blocks on CPUs, where caches and threads make the sum of parts a poor guide; products and attention elsewhere.
     """
     cells = Cells.of(layouts)
-    part = blocks.share(problem, cells)
+    part = share(problem, cells)
     device = problem.cluster.pools[0].kind.device
     rates = compute.rates(device, problem.workload, problem.runtime, problem.calibration)
     of = _whole_blocks if device.family == "cpu" else _operations
@@ -39,9 +40,9 @@ def _largest_first(weighted: Weighted, known: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(seconds, key=lambda name: (-seconds[name], name)))
 
 
-def _whole_blocks(problem: Problem, rates: compute.Rates, part: blocks.Share) -> Weighted:
+def _whole_blocks(problem: Problem, rates: compute.Rates, part: Share) -> Weighted:
     model = problem.model
-    dense = blocks.dense_pass(problem, rates, part, ("none",))["none"]
+    dense = blocks.layer_passes(problem, rates, part, BlockKind.DENSE, ("none",))["none"]
     head, embedding = blocks.head_pass(problem, rates, part), blocks.embedding_pass(problem, rates, part)
     layer_sides, end_sides = blocks.layer_sides(problem, part), blocks.end_sides(problem, part)
     for direction in ("forward", "backward"):
@@ -52,17 +53,25 @@ def _whole_blocks(problem: Problem, rates: compute.Rates, part: blocks.Share) ->
         yield blocks.embedding_key(rates.precision, direction), end_sides, getattr(embedding, direction).total
 
 
-def _operations(problem: Problem, rates: compute.Rates, part: blocks.Share) -> Weighted:
+def _operations(problem: Problem, rates: compute.Rates, part: Share) -> Weighted:
     model = problem.model
-    wide = "bf16" if rates.precision == "fp8" else rates.precision
+    wide = rates.wide_precision
     hidden = np.full_like(part.tokens, model.hidden)
     head = (part.tokens, part.vocab, hidden)
-    shapes = [(rates.precision, model.num_layers, False, sides) for sides in blocks.layer_matmuls(model, part)]
+    kinds = list(zip(problem.layer_kinds, problem.layer_counts, strict=True))
+    shapes = [
+        (rates.precision, count, False, sides)
+        for kind, count in kinds
+        for products in layer_products(model, part, kind).values()
+        for sides in products
+    ]
     for precision, count, is_wide, (m, n, k) in [*shapes, (wide, 1, True, head)]:
         for sides in ((m, n, k), (m, k, n), (n, k, m)):
             seconds = compute.matmul_s(rates, *sides, wide=is_wide)
             yield blocks.matmul_key(precision), sides, seconds.total * count
-    for direction, side in zip(("forward", "backward"), blocks.layer_pass(problem, rates, part), strict=True):
+    for direction, side in zip(
+        ("forward", "backward"), blocks.layer_pass(problem, rates, part, problem.layer_kinds[-1]), strict=True
+    ):
         key = blocks.attention_key(rates.precision, direction)
         yield key, blocks.attention_sides(problem, part), side.attention.total * model.num_layers
 
@@ -72,7 +81,7 @@ def links_needed(problem: Problem, layouts: Sequence[Layout]) -> tuple[str, ...]
     share of a micro-batch's time first. Bytes are those of one call.
     """
     cells = Cells.of(layouts)
-    part = blocks.share(problem, cells)
+    part = share(problem, cells)
     links = fabric(problem.cluster, problem.calibration)
     seconds: dict[str, float] = defaultdict(float)
     for kind, num_bytes, (size, stride), count in _calls(problem, cells, part):
@@ -86,12 +95,12 @@ def links_needed(problem: Problem, layouts: Sequence[Layout]) -> tuple[str, ...]
 
 
 def _calls(
-    problem: Problem, cells: Cells, part: blocks.Share
+    problem: Problem, cells: Cells, part: Share
 ) -> Iterator[tuple[Collective, FloatArray, tuple[IntArray, IntArray], FloatArray]]:
     """(collective, bytes of one call, group, calls in a micro-batch) of every kind of traffic."""
     model, element = problem.model, compute.element_bytes(problem.workload.precision)
     hidden = part.tokens * model.hidden * element
-    params = blocks.layer_params(model, part)
+    params = np.add(*layer_params(model, part, problem.layer_kinds[-1]))
     layers = np.full_like(hidden, model.num_layers)
     tensor = (cells.tp, cells.stride("tp"))
     if problem.runtime.sequence_parallel:

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cost_models.recompute import is_priced
 from cost_models.records import (
     BlockKind,
     Calibration,
@@ -23,9 +25,6 @@ from cost_models.records import (
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
-
-PRICED_RECOMPUTE = ("none", "selective", "full")
-"""Kinds of recompute with a price; a runtime's further modules have none yet."""
 
 RANK_ORDER = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
 """Axes, innermost first: the heaviest traffic between the nearest ranks."""
@@ -53,30 +52,39 @@ class Problem:
     memory_kind: MemoryKind = MemoryKind.ALLOCATED
     """How bytes are counted."""
 
-    def __post_init__(self) -> None:
-        model = self.model
-        if model.moe is not None:
-            raise RecordError(
-                f"model {model.name!r} is a mixture of experts: pricing mixture-of-experts models is not built yet; "
-                "its laws can be checked, and dense models can be planned"
-            )
-        if model.mla is not None or model.num_mtp_layers:
-            raise RecordError(
-                f"model {model.name!r}: pricing latent attention and multi-token prediction is not built yet"
-            )
+    @property
+    def layer_kinds(self) -> tuple[BlockKind, ...]:
+        """Kinds of layers, in the order in which the model has them."""
+        moe = self.model.moe
+        if moe is None or moe.num_dense_layers == self.model.num_layers:
+            return (BlockKind.DENSE,)
+        return (BlockKind.DENSE, BlockKind.MOE) if moe.num_dense_layers else (BlockKind.MOE,)
 
     @property
     def kinds(self) -> tuple[BlockKind, ...]:
         """Kinds of blocks, in the order of the arrays."""
-        return (BlockKind.EMBEDDING, BlockKind.DENSE, BlockKind.HEAD)
+        return (BlockKind.EMBEDDING, *self.layer_kinds, BlockKind.HEAD)
+
+    @property
+    def layer_counts(self) -> tuple[int, ...]:
+        """Layers of each kind."""
+        num_layers, moe = self.model.num_layers, self.model.moe
+        if len(self.layer_kinds) == 1 or moe is None:
+            return (num_layers,)
+        return (moe.num_dense_layers, num_layers - moe.num_dense_layers)
+
+    @property
+    def block_counts(self) -> IntArray:
+        """(kinds,) blocks of each kind."""
+        return np.array([1, *self.layer_counts, 1])
 
     @property
     def recompute_kinds(self) -> tuple[str, ...]:
         """Those of the runtime's kinds of recompute that are priced, in its order; the first keeps everything."""
-        return tuple(kind for kind in self.runtime.recompute_kinds if kind in PRICED_RECOMPUTE)
+        return tuple(kind for kind in self.runtime.recompute_kinds if is_priced(self.runtime.name, kind))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Cells:
     """Layouts as parallel arrays, one entry each, fields as in Layout; recompute and stages are chosen later."""
 
@@ -123,17 +131,17 @@ class Cells:
             recompute=recompute,
         )
 
-    @property
+    @cached_property
     def dp(self) -> IntArray:
         """Data-parallel degree."""
         return self.dp_replicate * self.dp_shard
 
-    @property
+    @cached_property
     def world(self) -> IntArray:
         """Ranks."""
         return self.dp * self.cp * self.tp * self.pp
 
-    @property
+    @cached_property
     def num_virtual_stages(self) -> IntArray:
         """S = vpp·pp."""
         return self.pp * self.vpp
@@ -152,17 +160,53 @@ class Cells:
 
     def stride(self, axis: str) -> IntArray:
         """Distance in ranks between neighbours along `axis`: the product of the degrees inside it."""
-        stride = np.ones(len(self), dtype=np.int64)
-        for inner in self.order[: self.order.index(axis)]:
-            stride = stride * getattr(self, inner)
-        return stride
+        return self._strides[axis]
 
-    @property
+    @cached_property
+    def _strides(self) -> Mapping[str, IntArray]:
+        strides, stride = {}, np.ones(len(self), dtype=np.int64)
+        for axis in self.order:
+            strides[axis] = stride
+            stride = stride * getattr(self, axis)
+        return strides
+
+    @cached_property
+    def expert_strides(self) -> tuple[IntArray, IntArray, IntArray]:
+        """Strides of etp, ep and edp: the ranks of tp, cp and dp, divided anew, etp innermost.
+
+        Megatron-Core's order etp-ep-edp. A rank order that puts pp between tp, cp and dp would need strides that are no
+        single number; the least stride of the three is taken.
+        """
+        degrees = (self.tp, self.cp, self.dp_shard, self.dp_replicate)
+        strides = [self.stride(axis) for axis in ("tp", "cp", "dp_shard", "dp_replicate")]
+        far = np.iinfo(np.int64).max
+        inner = np.minimum.reduce([np.where(d > 1, s, far) for d, s in zip(degrees, strides, strict=True)])
+        inner = np.where(inner == far, 1, inner)
+        return inner, inner * self.etp, inner * self.etp * self.ep
+
+    @cached_property
+    def expert_group(self) -> tuple[IntArray, IntArray]:
+        """(size, stride) of the group that exchanges tokens."""
+        return self.ep, self.expert_strides[1]
+
+    @cached_property
+    def expert_shard_group(self) -> tuple[IntArray, IntArray]:
+        """(size, stride) of the group that ZeRO divides experts over: what ep and etp leave of dp_shard·cp·tp."""
+        return np.maximum(self.dp_shard * self.cp * self.tp // (self.ep * self.etp), 1), self.expert_strides[2]
+
+    @cached_property
+    def expert_replica_group(self) -> tuple[IntArray, IntArray]:
+        """(size, stride) of the group of equal shards of experts; all of edp where nothing is divided."""
+        whole = np.maximum(self.dp * self.cp * self.tp // (self.ep * self.etp), 1)
+        shard = np.where(self.zero == 0, 1, self.expert_shard_group[0])
+        return whole // shard, self.expert_strides[2] * shard
+
+    @cached_property
     def shard_group(self) -> tuple[IntArray, IntArray]:
         """(size, stride) of the group that ZeRO divides over: dp_shard·cp. Its stride is that of its inner axis."""
         return self.dp_shard * self.cp, self._joint_stride("cp", "dp_shard")
 
-    @property
+    @cached_property
     def replica_group(self) -> tuple[IntArray, IntArray]:
         """(size, stride) of the group of equal shards: dp_replicate, with cp where nothing is divided."""
         alone = self.zero == 0
@@ -202,16 +246,21 @@ class ColumnShape:
     """Columns as counts of blocks."""
 
     layers: IntArray
-    """(n, R) layers by kind of recompute."""
+    """(n, layer kinds, R) layers by kind and recompute."""
     embedding: IntArray
     """(n,) 1 where the column holds the embedding."""
     head: IntArray
     """(n,) 1 where it holds the head."""
 
     @property
+    def block_counts(self) -> IntArray:
+        """(n, kinds) blocks by kind, in the order of `Problem.kinds`."""
+        return np.column_stack([self.embedding, self.layers.sum(axis=2), self.head])
+
+    @property
     def num_layers(self) -> IntArray:
         """(n,) layers."""
-        return np.asarray(self.layers.sum(axis=1))
+        return np.asarray(self.layers.sum(axis=(1, 2)))
 
 
 def column_shape(model: Model, columns: Columns) -> ColumnShape:
@@ -227,4 +276,16 @@ def column_shape(model: Model, columns: Columns) -> ColumnShape:
             f"recompute counts {columns.recompute_counts[at].tolist()} of blocks {int(columns.first[at])}.."
             f"{int(columns.last[at])} do not sum to the {int(layers[at])} layers there"
         )
-    return ColumnShape(layers=columns.recompute_counts, embedding=embedding, head=head)
+    return ColumnShape(layers=_by_kind(model, columns), embedding=embedding, head=head)
+
+
+def _by_kind(model: Model, columns: Columns) -> IntArray:
+    """(n, layer kinds, R): the counts of recompute hold from a column's first layer on, and dense layers come first."""
+    counts = columns.recompute_counts
+    num_dense = model.num_layers if model.moe is None else model.moe.num_dense_layers
+    if num_dense in (0, model.num_layers):
+        return counts[:, None, :]
+    until = np.cumsum(counts, axis=1)
+    dense = np.clip(num_dense + 1 - np.maximum(columns.first, 1), 0, until[:, -1])[:, None]
+    first_dense = np.minimum(until, dense) - np.minimum(until - counts, dense)
+    return np.stack([first_dense, counts - first_dense], axis=1)

@@ -8,28 +8,36 @@ What hides behind what, up to a share that is a coefficient:
   tensor parallelism     behind products, where the runtime overlaps it (overlap.tp) and its group keeps inside a fast
                          domain: what overlaps it writes into the other ranks' memory (Transformer Engine's user buffers
                          need NVLink between all ranks of the group)
-  context parallelism    behind the block's attention and products (overlap.cp)
+  context parallelism    a ring behind the block's attention (overlap.cp); other ways not at all
+  expert parallelism     a share (overlap.ep) behind the block's compute
   gathers of ZeRO 2, 3   behind the compute of their own block (overlap.fsdp)
-  hops                   behind other micro-batches, where the runtime posts them early (overlap.p2p)
+  hops                   behind other micro-batches, where the runtime posts them early (overlap.p2p); of a schedule without
+                         a formula behind what its operation lists leave between a send and its use
   end of the step        gradients behind the last micro-batch's backward pass, gathered weights behind the first one's
                          forward pass (overlap.dp); the last block's part is always seen
 The slowest of many ranks sets the pace: all of it is lengthened by (1 + straggler·log2(ranks/8)).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models import blocks, compute, memory
-from cost_models.blocks import Pass, Share, Traffic
+from cost_models import blocks, compute, experts, memory, traffic
+from cost_models.blocks import Pass
 from cost_models.calibrations import find, rate, value, value_or
 from cost_models.collectives import Collective, Fabric, collective_s, crosses, fabric, hop_s
 from cost_models.compute import Rates, Seconds
 from cost_models.memory import BlockMemory, Footprints, memory_report, memory_upper, usable_bytes
 from cost_models.needs import links_needed, operations_needed
-from cost_models.problem import RANK_ORDER, Cells, Columns, ColumnShape, Problem, column_shape
-from cost_models.records import BlockKind, Gather, RecordError
+from cost_models.problem import RANK_ORDER, Cells, Columns, ColumnShape, IntArray, Problem, column_shape
+from cost_models.records import SPLIT_BACKWARD, BlockKind, ContextExchange, Gather, RecordError
+from cost_models.records.layout import V_PLACED
+from cost_models.schedules import WITH_FORMULA, devices_of_stages
+from cost_models.shares import Share, share
+from cost_models.split_backward import SplitPrices, split_seconds
+from cost_models.traffic import Traffic
 
 __all__ = [
     "RANK_ORDER",
@@ -49,11 +57,11 @@ __all__ = [
 
 FloatArray = NDArray[np.float64]
 
-EMBEDDING, LAYER, HEAD = 0, 1, 2
-"""Places of the kinds of blocks in the arrays."""
+EMBEDDING, LAYERS, HEAD = 0, slice(1, -1), -1
+"""Places of the kinds of blocks in the arrays: `Problem.kinds`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class BlockPrices:
     """Prices of one block of each kind and one micro-batch, arrays [cell, kind, recompute]; seconds and bytes."""
 
@@ -77,8 +85,6 @@ class BlockPrices:
     """[cell, kind, recompute, 3]: the seconds above, by what they rest on (measured, calibrated, table)."""
     activation_bytes: FloatArray
     """Kept per micro-batch in flight."""
-    params: FloatArray
-    """[cell, kind] parameters on one rank, before data parallelism divides them."""
     hop_bytes: FloatArray
     """[cell] of the hidden state between two stages."""
     slower: FloatArray
@@ -89,13 +95,27 @@ class BlockPrices:
     """The cluster, as collectives see it."""
     rates: Rates
     """Looked-up rates of the device."""
+    split: SplitPrices | None = None
+    """The backward pass in two pieces; None where no cell's schedule splits it."""
 
-    @property
+    @cached_property
+    def params(self) -> FloatArray:
+        """[cell, kind] parameters on one rank, before data parallelism divides them."""
+        return self.memory.params.common + self.memory.params.experts
+
+    @cached_property
+    def optimizer_parts(self) -> tuple[IntArray, IntArray]:
+        """[cell] parts into which ZeRO divides the update: of all but the routed experts, and of these."""
+        divides = self.cells.zero >= 1
+        shard, routed = self.cells.shard_group[0], self.cells.expert_shard_group[0]
+        return np.where(divides, shard, 1), np.where(divides, routed, 1)
+
+    @cached_property
     def forward_s(self) -> FloatArray:
         """[cell, kind, recompute] forward pass, exposed communication included."""
         return self.forward_compute_s + self.forward_exposed_s
 
-    @property
+    @cached_property
     def backward_s(self) -> FloatArray:
         """[cell, kind, recompute] backward pass, exposed communication included."""
         return self.backward_compute_s + self.backward_exposed_s
@@ -107,10 +127,17 @@ class BlockPrices:
 def _supported(problem: Problem, cells: Cells) -> None:
     if problem.recompute_kinds[:1] != ("none",):
         raise RecordError(f"runtime {problem.runtime.name!r}: its first kind of recompute must be none")
-    wrong = np.flatnonzero(cells.tp > problem.model.heads)
+    model = problem.model
+    wrong = np.flatnonzero(cells.tp > model.heads)
+    if len(wrong):
+        raise RecordError(f"tp={int(cells.tp[wrong[0]])} is more than the {model.heads} heads of model {model.name!r}")
+    num_experts = model.moe.num_experts if model.moe else 1
+    wrong = np.flatnonzero(num_experts % cells.ep)
     if len(wrong):
         raise RecordError(
-            f"tp={int(cells.tp[wrong[0]])} is more than the {problem.model.heads} heads of model {problem.model.name!r}"
+            f"ep={int(cells.ep[wrong[0]])} does not divide the {num_experts} experts of model {model.name!r}"
+            if model.moe
+            else f"ep={int(cells.ep[wrong[0]])}, but model {model.name!r} has no experts; legal ep: 1"
         )
 
 
@@ -120,10 +147,13 @@ def price_blocks(problem: Problem, cells: Cells) -> BlockPrices:
     links = fabric(problem.cluster, problem.calibration)
     device = problem.cluster.pools[0].kind.device
     rates = compute.rates(device, problem.workload, problem.runtime, problem.calibration)
-    part = blocks.share(problem, cells)
+    part = share(problem, cells)
     held = memory.block_memory(problem, cells, part)
     slower = _slower(problem, cells)
-    forward, backward, forward_open, backward_open = _priced(problem, cells, links, rates, part, held)
+    rows = _rows(problem, cells, links, rates, part)
+    hidden = _hidden(problem, cells, links)
+    gathers = _gathers(problem, cells, links, held)
+    forward, backward, forward_open, backward_open = _priced(rows, hidden, gathers)
     stacks = [_stack(side) for side in (forward, backward, forward_open, backward_open)]
     totals = [stack.sum(axis=-1) * slower[:, None, None] for stack in stacks]
     return BlockPrices(
@@ -137,12 +167,12 @@ def price_blocks(problem: Problem, cells: Cells) -> BlockPrices:
         backward_exposed_s=totals[3],
         basis_s=sum(stacks) * slower[:, None, None, None],
         activation_bytes=_activation_bytes(held, len(problem.recompute_kinds)),
-        params=np.stack([held.params.embedding, held.params.layer, held.params.head], axis=1),
         hop_bytes=part.tokens * problem.model.hidden / part.sequence_parts * rates.element_bytes,
         slower=slower,
         memory=held,
         fabric=links,
         rates=rates,
+        split=_split(problem, rates, rows, hidden, gathers, slower) if _splits(cells) else None,
     )
 
 
@@ -157,54 +187,146 @@ def _stack(by_kind: list[list[Seconds]]) -> FloatArray:
 
 
 def _activation_bytes(held: BlockMemory, num_recompute: int) -> FloatArray:
-    ends = [
-        np.repeat(values[:, None], num_recompute, axis=1) for values in (held.embedding_activations, held.logits_saved)
+    embedding, head = (
+        np.repeat(values[:, None, None], num_recompute, axis=2)
+        for values in (held.embedding_activations, held.logits_saved)
+    )
+    return np.concatenate([embedding, held.activations, head], axis=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Row:
+    """One kind of block under one kind of recompute, before anything is hidden."""
+
+    passed: Pass
+    tensor: Traffic
+    context: Traffic | None = None
+    experts: Traffic | None = None
+    room_s: tuple[FloatArray, FloatArray] | None = None
+    """Forward and backward seconds of attention, behind which context parallelism hides."""
+
+
+def _rows(problem: Problem, cells: Cells, links: Fabric, rates: Rates, part: Share) -> list[list[_Row]]:
+    """[kind][recompute] every block."""
+    calls = traffic.tensor_calls(problem, cells, links, part)
+    around = traffic.context_traffic(problem, cells, links, part)
+    layers = [_layer_rows(problem, cells, links, rates, part, calls, around, kind) for kind in problem.layer_kinds]
+    num_recompute = len(problem.recompute_kinds)
+    embedding_traffic, head_traffic = traffic.end_traffic(cells, links, part, calls)
+    embedding = _Row(passed=blocks.embedding_pass(problem, rates, part), tensor=embedding_traffic)
+    head = _Row(passed=blocks.head_pass(problem, rates, part), tensor=head_traffic)
+    if problem.model.num_mtp_layers:
+        head = _looking_ahead(problem, rates, part, head, layers[-1][0])
+    return [[embedding] * num_recompute, *layers, [head] * num_recompute]
+
+
+def _gathers(problem: Problem, cells: Cells, links: Fabric, held: BlockMemory) -> list[Traffic]:
+    """[kind] what ZeRO gathers and reduces of a block in every micro-batch."""
+    common, routed = held.params.common, held.params.experts
+    return [
+        _shard_traffic(problem, cells, links, common[:, place], routed[:, place]) for place in range(common.shape[1])
     ]
-    return np.stack([ends[0], held.activations, ends[1]], axis=1)
 
 
-def _priced(
-    problem: Problem, cells: Cells, links: Fabric, rates: Rates, part: Share, held: BlockMemory
-) -> tuple[list[list[Seconds]], ...]:
+def _priced(rows: list[list[_Row]], hidden: "_Hidden", gathers: list[Traffic]) -> tuple[list[list[Seconds]], ...]:
     """Forward compute, backward compute, forward exposed, backward exposed, each [kind][recompute]."""
-    kinds = problem.recompute_kinds
-    dense = blocks.dense_pass(problem, rates, part, kinds)
-    calls = blocks.tensor_calls(problem, cells, links, part)
-    embedding_traffic, head_traffic = blocks.end_traffic(cells, links, part, calls)
-    around = blocks.context_traffic(problem, cells, links, part)
-    rows: list[tuple[list[Pass], list[Traffic], Traffic | None, FloatArray]] = [
-        (
-            [blocks.embedding_pass(problem, rates, part)] * len(kinds),
-            [embedding_traffic] * len(kinds),
-            None,
-            held.params.embedding,
-        ),
-        (
-            [_with_dispatch(problem, cells, dense[kind]) for kind in kinds],
-            [blocks.tensor_traffic(problem, calls, kind) for kind in kinds],
-            around,
-            held.params.layer,
-        ),
-        (
-            [blocks.head_pass(problem, rates, part)] * len(kinds),
-            [head_traffic] * len(kinds),
-            None,
-            held.params.head + held.params.tied_copy,
-        ),
-    ]
     columns: tuple[list[list[Seconds]], ...] = ([], [], [], [])
-    hidden_tp = _hidden_tp(problem, cells, links)
-    for passes, traffics, ring, params in rows:
-        gathers = _shard_traffic(problem, cells, links, params)
-        opened = [
-            _exposed(problem, passed, traffic, hidden_tp, ring, gathers)
-            for passed, traffic in zip(passes, traffics, strict=True)
-        ]
-        columns[0].append([passed.forward for passed in passes])
-        columns[1].append([passed.backward for passed in passes])
+    for kind_rows, gather in zip(rows, gathers, strict=True):
+        opened = [_exposed(row, hidden, gather) for row in kind_rows]
+        columns[0].append([row.passed.forward for row in kind_rows])
+        columns[1].append([row.passed.backward for row in kind_rows])
         columns[2].append([pair[0] for pair in opened])
         columns[3].append([pair[1] for pair in opened])
     return columns
+
+
+def _splits(cells: Cells) -> bool:
+    return not SPLIT_BACKWARD.isdisjoint(cells.schedule.tolist())
+
+
+def _split(
+    problem: Problem,
+    rates: Rates,
+    rows: list[list[_Row]],
+    hidden: "_Hidden",
+    gathers: list[Traffic],
+    slower: FloatArray,
+) -> SplitPrices:
+    """The backward passes in two pieces; communication has only the first one to hide behind."""
+    floors = [None, *(rates.moe_launch_s if k is BlockKind.MOE else rates.launch_s for k in problem.layer_kinds), None]
+    arrays: tuple[list[list[FloatArray]], ...] = ([], [], [])
+    for kind_rows, gather, floor in zip(rows, gathers, floors, strict=True):
+        pieces = [split_seconds(problem, row.passed, floor) for row in kind_rows]
+        opened = [
+            _exposed(
+                replace(row, passed=replace(row.passed, backward=row.passed.backward.rescaled_to(early))),
+                hidden,
+                gather,
+            )[1]
+            for row, (early, _) in zip(kind_rows, pieces, strict=True)
+        ]
+        arrays[0].append([early for early, _ in pieces])
+        arrays[1].append([seconds.total for seconds in opened])
+        arrays[2].append([late for _, late in pieces])
+    stacked = [np.moveaxis(np.array(values), -1, 0) * slower[:, None, None] for values in arrays]
+    return SplitPrices(input_grad_compute_s=stacked[0], input_grad_exposed_s=stacked[1], weight_grad_s=stacked[2])
+
+
+def _layer_rows(
+    problem: Problem,
+    cells: Cells,
+    links: Fabric,
+    rates: Rates,
+    part: Share,
+    calls: traffic.TensorCalls,
+    around: Traffic,
+    kind: BlockKind,
+) -> list[_Row]:
+    """A kind of layer under each kind of recompute."""
+    passes = blocks.layer_passes(problem, rates, part, kind, problem.recompute_kinds)
+    attention = tuple(side.attention.total for side in blocks.layer_pass(problem, rates, part, kind))
+    moe = kind is BlockKind.MOE
+    return [
+        _Row(
+            passed=_with_dispatch(problem, cells, passes[name]),
+            tensor=traffic.tensor_traffic(problem, part, calls, kind, name),
+            context=around,
+            experts=experts.routed_traffic(problem, cells, links, part, name) if moe else None,
+            room_s=(attention[0], attention[1]),
+        )
+        for name in problem.recompute_kinds
+    ]
+
+
+def _looking_ahead(problem: Problem, rates: Rates, part: Share, head: _Row, layer: _Row) -> _Row:
+    """The head with the layers that predict later tokens: each a layer, the projection that joins its inputs, and a head.
+
+    DeepSeek-V3, section 2.2.
+    """
+    count = problem.model.num_mtp_layers
+    join = blocks.join_pass(problem, rates, part)
+
+    def added(one: Pass | Traffic, *others: Pass | Traffic | None) -> tuple[Seconds, Seconds]:
+        forward, backward = one.forward, one.backward
+        for other in others:
+            if other is not None:
+                forward = forward + other.forward.scaled(count)
+                backward = backward + other.backward.scaled(count)
+        return forward, backward
+
+    passed, tensor = added(head.passed, head.passed, layer.passed, join), added(head.tensor, head.tensor, layer.tensor)
+    assert layer.room_s is not None
+    late_s = np.zeros_like(part.tokens)
+    for one, times in ((head.passed, 1 + count), (layer.passed, count), (join, count)):
+        if one.weight_grad_s is not None:
+            late_s = late_s + times * one.weight_grad_s
+    return _Row(
+        passed=Pass(forward=passed[0], backward=passed[1], weight_grad_s=late_s),
+        tensor=Traffic(forward=tensor[0], backward=tensor[1]),
+        context=None if layer.context is None else layer.context.scaled(count),
+        experts=None if layer.experts is None else layer.experts.scaled(count),
+        room_s=(layer.room_s[0] * count, layer.room_s[1] * count),
+    )
 
 
 def _with_dispatch(problem: Problem, cells: Cells, passed: Pass) -> Pass:
@@ -221,36 +343,53 @@ def _with_dispatch(problem: Problem, cells: Cells, passed: Pass) -> Pass:
         if find(calibration, f"dispatch.layer_s.{axis}", family, runtime) is not None:
             cost = rate(calibration, f"dispatch.layer_s.{axis}", family, runtime)
             added = Seconds.resting_on(cost, cost.value * used)
-            passed = Pass(forward=passed.forward + added.scaled(1 / 3), backward=passed.backward + added.scaled(2 / 3))
+            passed = replace(
+                passed, forward=passed.forward + added.scaled(1 / 3), backward=passed.backward + added.scaled(2 / 3)
+            )
     return passed
 
 
-def _hidden_tp(problem: Problem, cells: Cells, links: Fabric) -> FloatArray:
-    """[cell] share of tensor-parallel collectives that can hide behind products."""
-    if not problem.runtime.overlaps_tp:
-        return np.zeros(len(cells))
-    family = problem.cluster.pools[0].kind.device.family
-    share = value(problem.calibration, "overlap.tp", family, problem.runtime.name)
-    return np.where(crosses(links.domain_size, links.num_gpus, cells.tp, cells.stride("tp")), 0.0, share)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Hidden:
+    """Shares of communication that can hide."""
+
+    tensor: FloatArray
+    """[cell]"""
+    context: float
+    experts: float
+    gathers: float
 
 
-def _exposed(
-    problem: Problem, passed: Pass, traffic: Traffic, hidden_tp: FloatArray, ring: Traffic | None, gathers: Traffic
-) -> tuple[Seconds, Seconds]:
-    """What is left of a block's communication, forward and backward."""
+def _hidden(problem: Problem, cells: Cells, links: Fabric) -> _Hidden:
     runtime, calibration = problem.runtime, problem.calibration
-    family = problem.cluster.pools[0].kind.device.family
-    hidden_cp = value(calibration, "overlap.cp", family, runtime.name)
-    hidden_fsdp = value(calibration, "overlap.fsdp", family, runtime.name)
+    which = (problem.cluster.pools[0].kind.device.family, runtime.name)
+    tensor = np.zeros(len(cells))
+    if runtime.overlaps_tp:
+        far = crosses(links.domain_size, links.num_gpus, cells.tp, cells.stride("tp"))
+        tensor = np.where(far, 0.0, value(calibration, "overlap.tp", *which))
+    ring = runtime.context_exchange is ContextExchange.RING
+    return _Hidden(
+        tensor=tensor,
+        context=value(calibration, "overlap.cp", *which) if ring else 0.0,
+        experts=value(calibration, "overlap.ep", *which),
+        gathers=value(calibration, "overlap.fsdp", *which),
+    )
+
+
+def _exposed(row: _Row, hidden: _Hidden, gathers: Traffic) -> tuple[Seconds, Seconds]:
+    """What is left of a block's communication, forward and backward."""
     sides = []
-    for work, tensor, around, gather in (
-        (passed.forward, traffic.forward, None if ring is None else ring.forward, gathers.forward),
-        (passed.backward, traffic.backward, None if ring is None else ring.backward, gathers.backward),
-    ):
-        left = _left(tensor, tensor.total * hidden_tp, work.total)
-        if around is not None:
-            left = left + _left(around, around.total, work.total * hidden_cp)
-        sides.append(left + _left(gather, gather.total, work.total * hidden_fsdp))
+    for way, side in enumerate(("forward", "backward")):
+        work_s = getattr(row.passed, side).total
+        tensor, gather = getattr(row.tensor, side), getattr(gathers, side)
+        left = _left(tensor, tensor.total * hidden.tensor, work_s)
+        if row.context is not None and row.room_s is not None:
+            around = getattr(row.context, side)
+            left = left + _left(around, around.total, row.room_s[way] * hidden.context)
+        if row.experts is not None:
+            exchange = getattr(row.experts, side)
+            left = left + _left(exchange, exchange.total * hidden.experts, work_s)
+        sides.append(left + _left(gather, gather.total, work_s * hidden.gathers))
     return sides[0], sides[1]
 
 
@@ -268,18 +407,22 @@ def _synchronised_late(problem: Problem, cells: Cells) -> NDArray[np.bool_]:
     return (cells.pp > 1) & problem.runtime.unsharded_gradients_with_pp
 
 
-def _shard_traffic(problem: Problem, cells: Cells, links: Fabric, params: FloatArray) -> Traffic:
+def _shard_traffic(problem: Problem, cells: Cells, links: Fabric, common: FloatArray, routed: FloatArray) -> Traffic:
     """Gathers and reduce-scatters of one block in every micro-batch: zero 2 reduces, gather=micro gathers once,
-    gather=use twice.
+    gather=use twice. Routed experts have a group of their own.
     """
-    size, stride = cells.shard_group
     each = (cells.zero >= 2) & ~_synchronised_late(problem, cells)
-    weight = params * compute.element_bytes(problem.workload.precision)
-    gather = collective_s(links, Collective.ALL_GATHER, weight, size, stride)
-    reduced = collective_s(links, Collective.REDUCE_SCATTER, params * reduce_bytes(problem), size, stride)
     twice = each & (cells.gather == Gather.USE)
     once = twice | (each & (cells.gather == Gather.MICRO))
-    return Traffic(forward=gather.scaled(once), backward=gather.scaled(twice) + reduced.scaled(each))
+    element = compute.element_bytes(problem.workload.precision)
+    forward = backward = Seconds.zeros(common.shape)
+    for params, group in ((common, cells.shard_group), (routed, cells.expert_shard_group)):
+        if params.any():
+            gather = collective_s(links, Collective.ALL_GATHER, params * element, *group)
+            reduced = collective_s(links, Collective.REDUCE_SCATTER, params * reduce_bytes(problem), *group)
+            forward = forward + gather.scaled(once)
+            backward = backward + gather.scaled(twice) + reduced.scaled(each)
+    return Traffic(forward=forward, backward=backward)
 
 
 def reduce_bytes(problem: Problem) -> float:
@@ -299,12 +442,14 @@ class Late:
     """Behind the first micro-batch's forward pass."""
 
 
-def _late_traffic(prices: BlockPrices, cell: int, params: FloatArray) -> Late:
+def _late_traffic(prices: BlockPrices, cell: int, params: FloatArray, *, experts: bool) -> Late:
+    """Of all but the routed experts, or of these."""
     problem, cells, links = prices.problem, prices.cells, prices.fabric
     zero = int(cells.zero[cell])
-    (shard, shard_stride), (copies, copy_stride) = (
-        (int(group[0][cell]), int(group[1][cell])) for group in (cells.shard_group, cells.replica_group)
+    groups = (
+        (cells.expert_shard_group, cells.expert_replica_group) if experts else (cells.shard_group, cells.replica_group)
     )
+    (shard, shard_stride), (copies, copy_stride) = ((int(group[0][cell]), int(group[1][cell])) for group in groups)
     gradient = params * reduce_bytes(problem)
     weight = params * compute.element_bytes(problem.workload.precision)
     divided = shard if zero >= 1 else 1
@@ -349,6 +494,8 @@ class ColumnPrices:
     """(n, 3) the tail, likewise."""
     footprints: Footprints
     """Bytes by kind."""
+    split: SplitPrices | None = None
+    """The backward pass in two pieces; None where the schedule does not split it."""
 
     @property
     def forward_s(self) -> FloatArray:
@@ -387,10 +534,11 @@ def price_columns(prices: BlockPrices, cell: int, columns: Columns) -> ColumnPri
             prices.backward_exposed_s,
         )
     ]
-    params = prices.memory.params.of_columns(cell, shape)
-    sync = _sync(prices, cell, shape, params, forward_s=sums[0] + sums[2], backward_s=sums[1] + sums[3])
-    divided = int(cells.shard_group[0][cell]) if cells.zero[cell] >= 1 else 1
-    update = compute.moved_s(prices.rates, prices.rates.optimizer_bytes, params / divided)
+    common, routed = prices.memory.params.of_columns(cell, shape)
+    sync = _sync(prices, cell, shape, common, routed, forward_s=sums[0] + sums[2], backward_s=sums[1] + sums[3])
+    divided = prices.optimizer_parts
+    updated = common / divided[0][cell] + routed / divided[1][cell]
+    update = compute.moved_s(prices.rates, prices.rates.optimizer_bytes, updated)
     family = problem.cluster.pools[0].kind.device.family
     constant = rate(problem.calibration, "step.constant_s", family, problem.runtime.name)
     constants = Seconds.resting_on(constant, np.full(len(columns), constant.value / int(cells.vpp[cell])))
@@ -410,20 +558,32 @@ def price_columns(prices: BlockPrices, cell: int, columns: Columns) -> ColumnPri
         basis_s=np.stack([_added(prices.basis_s[..., rest], cell, shape) for rest in range(3)], axis=1),
         tail_basis_s=(sync + update + constants).stacked(),
         footprints=footprints,
+        split=_split_columns(prices, cell, shape),
+    )
+
+
+def _split_columns(prices: BlockPrices, cell: int, shape: ColumnShape) -> SplitPrices | None:
+    if prices.split is None or prices.cells.schedule[cell] not in SPLIT_BACKWARD:
+        return None
+    return SplitPrices(
+        input_grad_compute_s=_added(prices.split.input_grad_compute_s, cell, shape),
+        input_grad_exposed_s=_added(prices.split.input_grad_exposed_s, cell, shape),
+        weight_grad_s=_added(prices.split.weight_grad_s, cell, shape),
     )
 
 
 def _added(values: FloatArray, cell: int, shape: ColumnShape) -> FloatArray:
     """(n,) sum of [cell, kind, recompute] values over the blocks of each column."""
     ends = shape.embedding * values[cell, EMBEDDING, 0] + shape.head * values[cell, HEAD, 0]
-    return np.asarray(shape.layers @ values[cell, LAYER] + ends)
+    return np.asarray(np.einsum("nkr,kr->n", shape.layers, values[cell, LAYERS]) + ends)
 
 
 def _sync(
     prices: BlockPrices,
     cell: int,
     shape: ColumnShape,
-    params: FloatArray,
+    common: FloatArray,
+    routed: FloatArray,
     *,
     forward_s: FloatArray,
     backward_s: FloatArray,
@@ -432,14 +592,20 @@ def _sync(
     problem = prices.problem
     family, runtime = problem.cluster.pools[0].kind.device.family, problem.runtime
     hides = value(problem.calibration, "overlap.dp", family, runtime.name) if runtime.overlaps_dp else 0.0
-    late = _late_traffic(prices, cell, params)
+    late = [_late_traffic(prices, cell, common, experts=False)]
+    if routed.any():
+        late.append(_late_traffic(prices, cell, routed, experts=True))
     num_blocks = np.maximum(shape.num_layers + shape.embedding + shape.head, 1)
-    left = []
-    for traffic, room_s in ((late.gradients, backward_s), (late.weights, forward_s)):
-        total = traffic.total
-        left.append(traffic.rescaled_to(np.maximum(total - hides * room_s, total / num_blocks)))
+    left = Seconds.zeros(common.shape)
+    for exchanged, room_s in (
+        ([one.gradients for one in late], backward_s),
+        ([one.weights for one in late], forward_s),
+    ):
+        together = exchanged[0] if len(exchanged) == 1 else exchanged[0] + exchanged[1]
+        total = together.total
+        left = left + together.rescaled_to(np.maximum(total - hides * room_s, total / num_blocks))
     tied = _tied_exchange(prices, cell, shape)
-    return (left[0] + left[1] + tied).scaled(prices.slower[cell])
+    return (left + tied).scaled(prices.slower[cell])
 
 
 def _tied_exchange(prices: BlockPrices, cell: int, shape: ColumnShape) -> Seconds:
@@ -447,7 +613,8 @@ def _tied_exchange(prices: BlockPrices, cell: int, shape: ColumnShape) -> Second
     apart = shape.embedding != shape.head
     copies = prices.memory.params.tied_copy[cell] * reduce_bytes(prices.problem)
     pp, stride = int(prices.cells.pp[cell]), int(prices.cells.stride("pp")[cell])
-    if not copies or pp == 1:
+    together = prices.cells.schedule[cell] in V_PLACED  # a V begins and ends on one device
+    if not copies or pp == 1 or together:
         return Seconds.zeros(apart.shape)
     exchanged = collective_s(prices.fabric, Collective.ALL_REDUCE, copies, 2, stride * (pp - 1))
     return Seconds(
@@ -464,7 +631,13 @@ def _hops(prices: BlockPrices, cell: int, stage: NDArray[np.int64]) -> FloatArra
     stride = int(cells.stride("pp")[cell])
     num_bytes = prices.hop_bytes[cell]
     family = prices.problem.cluster.pools[0].kind.device.family
-    seen = 1.0 - value(prices.problem.calibration, "overlap.p2p", family, prices.problem.runtime.name)
+    hidden = value(prices.problem.calibration, "overlap.p2p", family, prices.problem.runtime.name)
+    # the share is of a formula that adds hops to the work; where the lists are played, they say what hides a hop
+    seen = 1.0 - hidden if cells.schedule[cell] in WITH_FORMULA else 1.0
     by_device = seen * hop_s(prices.fabric, num_bytes, stride, pp)
     inside = (stage >= 0) & (stage < num_stages - 1)
-    return np.where(inside, by_device[np.mod(stage, pp)], 0.0)
+    if cells.schedule[cell] not in V_PLACED:
+        return np.where(inside, by_device[np.mod(stage, pp)], 0.0)
+    devices = devices_of_stages(cells.schedule[cell], pp, num_stages // pp)
+    here, there = devices[np.clip(stage, 0, num_stages - 1)], devices[np.clip(stage + 1, 0, num_stages - 1)]
+    return np.where(inside & (here != there), by_device[np.minimum(here, there)], 0.0)

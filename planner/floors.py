@@ -2,13 +2,14 @@
 
 Without them a cell that fits only with heavy recompute looks as fast as one that fits with none, and is opened for nothing.
 
-Let a layer take t0 seconds and keep a0 bytes of a micro-batch under its fastest kind of recompute. The other kinds save bytes
+Of each kind of layer, let one take t0 seconds and keep a0 bytes of a micro-batch under its fastest kind of recompute. The other kinds save bytes
 for seconds; of mixtures the best lie on the upper hull of (seconds, bytes), whose segments have falling rates ρ. With q
 micro-batches in flight a segment saves q ρ bytes a second.
 
     v = 1    All devices together: they must save W + Q a0 - Σ M, where W is what they hold whatever is in flight, and Q the
              least Σ over layers of micro-batches in flight: as many layers as the load allows on the last stages, where q is
-             least. A second of extra time saves at most q ρ for the largest q and ρ.
+             least. A second of extra time saves at most q ρ for the largest q and ρ. With several kinds of layers each
+             counts its own bytes once, and those of further micro-batches as the least of all kinds.
     v > 1    The first device alone, which has the most in flight: chunks are equal, so its layers are known. For each of its
              in-flight vectors the segments of its chunks are taken by falling q ρ until enough is saved: the fractional
              knapsack, a lower bound on any mixture of whole layers.
@@ -32,13 +33,14 @@ class CellMemory:
     vpp: IntArray
     num_micro_batches: IntArray
     schedule: np.ndarray
-    num_layers: int
+    layer_counts: IntArray
+    """(L,) layers of each kind, in the order of the model."""
     layer_s: FloatArray
-    """(n, R) forward and backward of a layer, by kind of recompute."""
+    """(n, L, R) forward and backward of a layer, by kind of layer and of recompute."""
     layer_activation_bytes: FloatArray
-    """(n, R) kept per micro-batch in flight."""
+    """(n, L, R) kept per micro-batch in flight."""
     layer_state_bytes: FloatArray
-    """(n,) of a layer, whatever is in flight."""
+    """(n, L) of a layer, whatever is in flight."""
     first_state_bytes: FloatArray
     """(n,) of the embedding, likewise."""
     other_bytes: FloatArray
@@ -92,35 +94,35 @@ def extra_seconds(cells: CellMemory, most_layers: FloatArray, wanted: np.ndarray
 
 
 def _fastest(cells: CellMemory) -> tuple[FloatArray, FloatArray]:
-    """(n,) seconds and bytes of a layer under its fastest kind; of equally fast kinds the thriftiest."""
-    place = np.lexsort((cells.layer_activation_bytes, cells.layer_s), axis=-1)[:, :1]
+    """(n, L) seconds and bytes of a layer under its fastest kind; of equally fast kinds the thriftiest."""
+    place = np.lexsort((cells.layer_activation_bytes, cells.layer_s), axis=-1)[..., :1]
     return (
-        np.take_along_axis(cells.layer_s, place, axis=1)[:, 0],
-        np.take_along_axis(cells.layer_activation_bytes, place, axis=1)[:, 0],
+        np.take_along_axis(cells.layer_s, place, axis=-1)[..., 0],
+        np.take_along_axis(cells.layer_activation_bytes, place, axis=-1)[..., 0],
     )
 
 
 def _hull(cells: CellMemory) -> tuple[FloatArray, FloatArray]:
-    """(n, R-1) seconds and bytes saved of the hull's segments of one layer, by falling rate; zeros where there are fewer."""
+    """(n, L, R-1) seconds and bytes saved of the hull's segments of one layer, by falling rate; zeros where there are fewer."""
     at_s, at_bytes = _fastest(cells)
-    slower_s, saved = cells.layer_s - at_s[:, None], at_bytes[:, None] - cells.layer_activation_bytes
-    here_s, here_bytes = np.zeros(len(at_s)), np.zeros(len(at_s))
+    slower_s, saved = cells.layer_s - at_s[..., None], at_bytes[..., None] - cells.layer_activation_bytes
+    here_s, here_bytes = np.zeros_like(at_s), np.zeros_like(at_s)
     segments_s, segments_bytes = [], []
-    for _ in range(cells.layer_s.shape[1] - 1):
-        more_s, more_bytes = slower_s - here_s[:, None], saved - here_bytes[:, None]
+    for _ in range(cells.layer_s.shape[-1] - 1):
+        more_s, more_bytes = slower_s - here_s[..., None], saved - here_bytes[..., None]
         useful = (more_s > 0) & (more_bytes > 0)
         with np.errstate(divide="ignore", invalid="ignore"):
             rate = np.where(useful, more_bytes / more_s, -1.0)
-        best = rate.argmax(axis=1)[:, None]
-        any_left = np.take_along_axis(useful, best, axis=1)[:, 0]
-        step_s = np.where(any_left, np.take_along_axis(more_s, best, axis=1)[:, 0], 0.0)
-        step_bytes = np.where(any_left, np.take_along_axis(more_bytes, best, axis=1)[:, 0], 0.0)
+        best = rate.argmax(axis=-1)[..., None]
+        any_left = np.take_along_axis(useful, best, axis=-1)[..., 0]
+        step_s = np.where(any_left, np.take_along_axis(more_s, best, axis=-1)[..., 0], 0.0)
+        step_bytes = np.where(any_left, np.take_along_axis(more_bytes, best, axis=-1)[..., 0], 0.0)
         here_s, here_bytes = here_s + step_s, here_bytes + step_bytes
         segments_s.append(step_s)
         segments_bytes.append(step_bytes)
     if not segments_s:
-        return np.zeros((len(at_s), 1)), np.zeros((len(at_s), 1))
-    return np.stack(segments_s, axis=1), np.stack(segments_bytes, axis=1)
+        return np.zeros((*at_s.shape, 1)), np.zeros((*at_s.shape, 1))
+    return np.stack(segments_s, axis=-1), np.stack(segments_bytes, axis=-1)
 
 
 def _together(
@@ -128,15 +130,29 @@ def _together(
 ) -> FloatArray:
     """v = 1: extra seconds over all devices of the cells `where`."""
     pp, num_micro = cells.pp[where], cells.num_micro_batches[where]
-    flights = _least_flights(cells, np.maximum(np.floor(most_layers), 0.0))[where]
-    held = cells.layer_state_bytes[where] * cells.num_layers + cells.other_bytes[where]
+    more_flights = _least_flights(cells, np.maximum(np.floor(most_layers), 0.0))[where] - cells.layer_counts.sum()
+    held = cells.layer_state_bytes[where] @ cells.layer_counts + cells.other_bytes[where]
     held = held + pp * (cells.device_bytes[where] - cells.limit_bytes)
-    needed = held + flights * _fastest(cells)[1][where]
+
+    def kept_at_least(bytes_of_a_layer: FloatArray) -> FloatArray:
+        return np.asarray(bytes_of_a_layer @ cells.layer_counts + more_flights * bytes_of_a_layer.min(axis=1))
+
+    needed = held + kept_at_least(_fastest(cells)[1][where])
+    too_much = held + kept_at_least(cells.layer_activation_bytes[where].min(axis=2)) > 0
     alive = np.where(cells.schedule[where] == Schedule.GPIPE, num_micro, np.minimum(pp, num_micro))
     with np.errstate(divide="ignore", invalid="ignore"):
-        rate = np.nan_to_num(saved[where, 0] / seconds[where, 0], nan=0.0, posinf=0.0)
-        extra = np.where(needed > 0, needed / (alive * rate), 0.0)
-    return np.where(needed > flights * saved[where].sum(axis=1), np.where(needed > 0, np.inf, 0.0), extra)
+        rates = np.nan_to_num(saved[where, :, 0] / seconds[where, :, 0], nan=0.0, posinf=0.0)
+        extra = np.where(needed > 0, needed / (alive * rates.max(axis=1)), 0.0)
+    return np.where(too_much, np.inf, extra)
+
+
+def layers_of_chunks(layer_counts: IntArray, pp: int, vpp: int, device: int) -> IntArray:
+    """(vpp, L) layers of each kind in the virtual stages of a device, where all hold as many."""
+    each = int(layer_counts.sum()) // (pp * vpp)
+    begin = (np.arange(vpp) * pp + device) * each
+    until = np.cumsum(layer_counts)
+    inside: IntArray = np.minimum(begin[:, None] + each, until) - np.maximum(begin[:, None], until - layer_counts)
+    return np.asarray(np.maximum(inside, 0))
 
 
 def _first_device(
@@ -144,16 +160,18 @@ def _first_device(
 ) -> FloatArray:
     """v > 1: extra seconds of the first device of the cells `where`, which share its in-flight vectors (V, v)."""
     vpp = vectors.shape[1]
-    each = cells.num_layers / (cells.pp[where] * vpp)
-    held = cells.layer_state_bytes[where] * each * vpp + cells.first_state_bytes[where]
+    layers = layers_of_chunks(cells.layer_counts, int(cells.pp[where[0]]), vpp, 0)
+    held = cells.layer_state_bytes[where] @ layers.sum(axis=0) + cells.first_state_bytes[where]
     held = held + cells.device_bytes[where] - cells.limit_bytes
-    needed = held[:, None] + (each * _fastest(cells)[1][where])[:, None] * vectors.sum(axis=1)
-    # items (cells, vectors, chunks x segments)
-    shape = (len(where), len(vectors), vpp * seconds.shape[1])
-    item_bytes = (vectors[None, :, :, None] * (each[:, None] * saved)[:, None, None, :]).reshape(shape)
-    item_s = np.broadcast_to((each[:, None] * seconds)[:, None, None, :], (*shape[:2], vpp, seconds.shape[1])).reshape(
-        shape
-    )
+    alive = vectors @ layers  # (V, L) layers times micro-batches in flight
+    needed = held[:, None] + _fastest(cells)[1][where] @ alive.T
+    # items (cells, vectors, chunks x kinds of layers x segments)
+    weights = vectors[:, :, None] * layers
+    shape = (len(where), len(vectors), layers.size * seconds.shape[-1])
+    item_bytes = (weights[None, ..., None] * saved[:, None, None]).reshape(shape)
+    item_s = np.broadcast_to(
+        layers[None, None, :, :, None] * seconds[:, None, None], (*shape[:2], *layers.shape, seconds.shape[-1])
+    ).reshape(shape)
     with np.errstate(divide="ignore", invalid="ignore"):
         rate = np.nan_to_num(item_bytes / item_s, nan=0.0)
     order = np.argsort(-rate, axis=-1, kind="stable")
@@ -168,7 +186,7 @@ def _first_device(
 
 def _least_flights(cells: CellMemory, most_layers: FloatArray) -> FloatArray:
     """(n,) least Σ over layers of the micro-batches in flight on their device (v = 1)."""
-    num_layers, pp = cells.num_layers, cells.pp
+    num_layers, pp = int(cells.layer_counts.sum()), cells.pp
     with np.errstate(divide="ignore", invalid="ignore"):
         full = np.where(most_layers > 0, np.minimum(num_layers // np.maximum(most_layers, 1), pp), 0)
     rest = num_layers - full * most_layers

@@ -12,13 +12,13 @@ from cost_models import compute
 from cost_models.calibrations import value, value_or
 from cost_models.collectives import Collective, collective_s
 from cost_models.memory import context_bytes
-from cost_models.problem import Columns, Problem
+from cost_models.problem import Columns, ColumnShape, Problem, column_shape
 from cost_models.records import Layout
 from cost_models.schedules import FloatArray, IntArray, Pipeline
 from cost_models.stage import (
     EMBEDDING,
     HEAD,
-    LAYER,
+    LAYERS,
     BlockPrices,
     memory_upper,
     price_blocks,
@@ -26,7 +26,7 @@ from cost_models.stage import (
     usable_bytes,
 )
 from cost_models.step import CellFloors, cell_floors, closed_lower_bound_s, closed_objective_bound_s
-from planner.floors import CellMemory, extra_seconds, vectors_of
+from planner.floors import CellMemory, extra_seconds, layers_of_chunks, vectors_of
 from planner.incumbent import least_objective
 from planner.space import Space
 from planner.stages import (
@@ -70,11 +70,16 @@ class Priced:
         """Numbers of the recompute kinds that may be used, the cheapest first."""
         priced = self.prices.recompute_kinds  # a runtime's further modules have no price yet
         allowed = [priced.index(kind) for kind in self.space.recompute_kinds if kind in priced]
-        return tuple(sorted(allowed, key=lambda kind: float(self._layer_s[:, kind].sum())))
+        return tuple(sorted(allowed, key=lambda kind: float(self._layer_s[..., kind].sum())))
 
     @cached_property
     def _layer_s(self) -> FloatArray:
-        return np.asarray((self.prices.forward_s + self.prices.backward_s)[:, LAYER])
+        """[cell, layer kind, recompute]"""
+        return np.asarray((self.prices.forward_s + self.prices.backward_s)[:, LAYERS])
+
+    @property
+    def _layer_counts(self) -> IntArray:
+        return np.array(self.problem.layer_counts)
 
     @cached_property
     def num_micro_batches(self) -> IntArray:
@@ -86,10 +91,9 @@ class Priced:
         """What every plan of each cell costs at least."""
         cells, prices = self.space.cells, self.prices
         kinds = list(self.kinds)
-        counts = np.array([1, self.problem.model.num_layers, 1])
         return cell_floors(
             num_devices=cells.pp,
-            block_counts=counts,
+            block_counts=self.problem.block_counts,
             block_forward_s=prices.forward_s[:, :, kinds].min(axis=-1),
             block_backward_s=prices.backward_s[:, :, kinds].min(axis=-1),
             tail_s=self._constant_s,
@@ -104,9 +108,10 @@ class Priced:
     def longest_tails_s(self) -> FloatArray:
         """(n,) κ at least: the optimizer's time is linear in the parameters, so some device has the mean of it or more."""
         cells, prices = self.space.cells, self.prices
-        divided = np.where(cells.zero >= 1, cells.shard_group[0], 1)
-        mean_params = prices.params @ np.array([1, self.problem.model.num_layers, 1]) / cells.pp
-        update = compute.moved_s(prices.rates, prices.rates.optimizer_bytes, mean_params / divided).total
+        params, counts = prices.memory.params, self.problem.block_counts
+        common, routed = prices.optimizer_parts
+        mean_params = (params.common @ counts / common + params.experts @ counts / routed) / cells.pp
+        update = compute.moved_s(prices.rates, prices.rates.optimizer_bytes, mean_params).total
         return np.asarray(self._constant_s + update)
 
     @cached_property
@@ -129,13 +134,31 @@ class Priced:
         return np.where(self.space.cells.pp > 1, (1 - hidden) * least_s, 0.0)
 
     @cached_property
+    def _end_layers(self) -> tuple[IntArray, IntArray]:
+        """(n, layer kinds) layers on the first and on the last device of equal chunks; 0 for v = 1."""
+        cells, counts = self.space.cells, self._layer_counts
+        first, last = (np.zeros((len(cells), len(counts)), dtype=np.int64) for _ in range(2))
+        shapes, group = np.unique(np.stack([cells.pp, cells.vpp], axis=1), axis=0, return_inverse=True)
+        for number, (pp, vpp) in enumerate(shapes.tolist()):
+            if vpp > 1:
+                members = group.ravel() == number
+                first[members] = layers_of_chunks(counts, pp, vpp, 0).sum(axis=0)
+                last[members] = layers_of_chunks(counts, pp, vpp, pp - 1).sum(axis=0)
+        return first, last
+
+    @cached_property
+    def _first_layers_s(self) -> FloatArray:
+        """(n,) the layers of the first device of equal chunks; 0 for v = 1."""
+        return np.asarray((self._end_layers[0] * self._layer_s[..., list(self.kinds)].min(axis=-1)).sum(axis=1))
+
+    @cached_property
     def _chunk_loads_s(self) -> FloatArray:
-        """(n,) the fullest device of equal chunks: its layers, the heavier of embedding and head, and its hops; 0 for v = 1."""
+        """(n,) the fuller of the first and last device of equal chunks: layers, embedding or head, hops; 0 for v = 1."""
         cells, kinds = self.space.cells, list(self.kinds)
         block_s = (self.prices.forward_s + self.prices.backward_s)[:, :, kinds].min(axis=-1)
-        layers_s = self.problem.model.num_layers / cells.pp * block_s[:, LAYER]
-        ends_s = np.maximum(block_s[:, EMBEDDING], block_s[:, HEAD])
-        return np.where(cells.vpp > 1, layers_s + ends_s + (2 * cells.vpp - 1) * self._least_hop_s, 0.0)
+        last_s = (self._end_layers[1] * block_s[:, LAYERS]).sum(axis=1) + block_s[:, HEAD]
+        fuller_s = np.maximum(self._first_layers_s + block_s[:, EMBEDDING], last_s)
+        return np.where(cells.vpp > 1, fuller_s + (2 * cells.vpp - 1) * self._least_hop_s, 0.0)
 
     @cached_property
     def objective_bounds_s(self) -> FloatArray:
@@ -146,9 +169,7 @@ class Priced:
         """(n,) the bound where every plan recomputes for `extra_s` a micro-batch, `extra_first_s` of it on the first device."""
         cells, floors, num_micro = self.space.cells, self.floors, self.num_micro_batches
         total_s, chunk_s = self.least_totals_s + extra_s, self._chunk_loads_s
-        first_s = (
-            self.problem.model.num_layers / cells.pp * self._layer_s[:, list(self.kinds)].min(axis=1) + extra_first_s
-        )
+        first_s = self._first_layers_s + extra_first_s
         load_s = np.maximum.reduce(
             [floors.device_load_s, total_s / cells.pp, chunk_s, np.where(cells.vpp > 1, first_s, 0.0)]
         )
@@ -169,19 +190,23 @@ class Priced:
     @cached_property
     def _memory(self) -> CellMemory:
         cells, prices, kinds = self.space.cells, self.prices, list(self.kinds)
-        held, params = prices.memory, prices.memory.params
-        per_param = sum(held.per_param.values())
-        ends = per_param * (params.embedding + params.head) + held.logits_working
+        held = prices.memory
+        params, per_param, per_routed = (
+            held.params,
+            *(sum(values.values()) for values in (held.per_param, held.per_expert_param)),
+        )
+        state = params.common * np.asarray(per_param)[:, None] + params.experts * np.asarray(per_routed)[:, None]
+        ends = state[:, EMBEDDING] + state[:, HEAD] + held.logits_working
         return CellMemory(
             pp=cells.pp,
             vpp=cells.vpp,
             num_micro_batches=self.num_micro_batches,
             schedule=cells.schedule,
-            num_layers=self.problem.model.num_layers,
-            layer_s=self._layer_s[:, kinds],
-            layer_activation_bytes=prices.activation_bytes[:, LAYER, kinds],
-            layer_state_bytes=per_param * params.layer,
-            first_state_bytes=per_param * params.embedding,
+            layer_counts=self._layer_counts,
+            layer_s=self._layer_s[..., kinds],
+            layer_activation_bytes=prices.activation_bytes[:, LAYERS][..., kinds],
+            layer_state_bytes=state[:, LAYERS],
+            first_state_bytes=state[:, EMBEDDING],
             other_bytes=ends + held.embedding_activations + held.logits_saved,
             device_bytes=np.full(len(cells), context_bytes(self.problem)),
             limit_bytes=self.memory_limit_bytes,
@@ -193,7 +218,7 @@ class Priced:
         repeats = self.num_micro_batches - 1 / vpp
         with np.errstate(divide="ignore", invalid="ignore"):
             heaviest_s = (below_s - self.longest_tails_s - self.least_totals_s / vpp) / repeats * (1 + 1e-9)
-            most_layers = np.where(repeats > 0, heaviest_s / self._memory.layer_s.min(axis=1), np.inf)
+            most_layers = np.where(repeats > 0, heaviest_s / self._memory.layer_s.min(axis=(1, 2)), np.inf)
         most_layers = np.minimum(most_layers, self.problem.model.num_layers)
         extra = extra_seconds(self._memory, most_layers, self.objective_bounds_s <= below_s)
         return np.maximum(self.objective_bounds_s, self._objective_bound_s(*extra))
@@ -202,13 +227,13 @@ class Priced:
     def memory_floors_bytes(self) -> FloatArray:
         """(n,) what the mean device of each cell holds at least, with the thriftiest recompute."""
         memory = self._memory
-        layers = memory.layer_state_bytes + memory.layer_activation_bytes.min(axis=1)
-        return np.asarray((memory.num_layers * layers + memory.other_bytes) / memory.pp + memory.device_bytes)
+        layers = (memory.layer_state_bytes + memory.layer_activation_bytes.min(axis=2)) @ memory.layer_counts
+        return np.asarray((layers + memory.other_bytes) / memory.pp + memory.device_bytes)
 
     @property
     def thriftiest_kind(self) -> str:
         """The kind of recompute that keeps least."""
-        kept = self.prices.activation_bytes[:, LAYER].sum(axis=0)
+        kept = self._layer_counts @ self.prices.activation_bytes[:, LAYERS].sum(axis=0)
         return min(self.space.recompute_kinds, key=lambda kind: float(kept[self.prices.recompute_kinds.index(kind)]))
 
     @property
@@ -287,10 +312,8 @@ class Priced:
         if layout.vpp > 1 or (self.space.even_stages and layout.pp > 1):
             return chunk_spans(num_layers, layout.num_virtual_stages)
         kinds = list(self.kinds)
-        embedding, layer, head = (
-            float((self.prices.forward_s + self.prices.backward_s)[index, kind, kinds].min()) for kind in range(3)
-        )
-        return free_spans(np.array([embedding, *[layer] * num_layers, head]), layout.pp, heaviest)
+        by_kind_s = (self.prices.forward_s + self.prices.backward_s)[index][:, kinds].min(axis=1)
+        return free_spans(np.repeat(by_kind_s, self.problem.block_counts), layout.pp, heaviest)
 
     def _fitting(self, cell: CellProblem, spans: Spans) -> StageColumns:
         """v = 1: of each span, the cheapest recompute where it fits, else the ways of recompute that fit.
@@ -303,11 +326,11 @@ class Priced:
         missing = plain.state_bytes + most * plain.activation_bytes - cell.memory_limit_bytes
         fit = missing <= 0
         # the thriftiest kind on every layer
-        layers, kept = self._layers(spans), self.prices.activation_bytes[cell.index, LAYER, list(self.kinds)]
-        may_fit = ~fit & (missing <= most * layers * (kept[0] - kept.min()))
+        kept = self.prices.activation_bytes[cell.index, LAYERS][:, list(self.kinds)]
+        may_fit = ~fit & (missing <= most * (self._layers_by_kind(spans) @ (kept[:, 0] - kept.min(axis=1))))
         if not may_fit.any():
             return plain.take(fit)
-        tight = Spans(stage=spans.stage[may_fit], first=spans.first[may_fit], last=spans.last[may_fit])
+        tight = spans.take(may_fit)
         mixed = self._saving(cell, tight, missing[may_fit])
         mixed = mixed.take(fits_alone(cell.with_columns(mixed)))
         half = mixed.half_hops_s
@@ -335,7 +358,7 @@ class Priced:
         fit = np.tile(fit, layout.vpp)
         if fit.all() or len(self.kinds) == 1:
             return plain
-        tight = Spans(stage=spans.stage[~fit], first=spans.first[~fit], last=spans.last[~fit])
+        tight = spans.take(~fit)
         mixed = self._mixed(cell, tight)
         # recompute serves memory: that a longer backward hides more of the synchronisation is not counted in J
         mixed = replace(mixed, tail_s=plain.tail_s[mixed.stage])
@@ -353,13 +376,41 @@ class Priced:
         counts[:, self.kinds[0]] = self._layers(spans)
         return self._priced(index, spans, counts)
 
+    def _shape(self, spans: Spans, counts: IntArray) -> ColumnShape:
+        columns = Columns(stage=spans.stage, first=spans.first, last=spans.last, recompute_counts=counts)
+        return column_shape(self.problem.model, columns)
+
+    def _layers_by_kind(self, spans: Spans) -> IntArray:
+        """(n, layer kinds) layers of each span."""
+        return np.asarray(self._shape(spans, self._layers(spans)[:, None]).layers[:, :, 0])
+
     def _saving(self, cell: CellProblem, tight: Spans, missing_bytes: FloatArray) -> StageColumns:
-        """v = 1: ways of recompute that save `missing_bytes` on each span, none that saves much more than it must.
+        """v = 1: ways of recompute that save `missing_bytes` on each span.
+
+        Spans of one kind of layer apart from those of several, of which every way is tried.
+        """
+        by_kind = self._layers_by_kind(tight)
+        parts = []
+        for kind in range(by_kind.shape[1]):
+            alone = by_kind[:, kind] == by_kind.sum(axis=1)
+            if kind > 0:
+                alone &= by_kind[:, kind] > 0  # spans without layers are of the first kind
+            if alone.any():
+                parts.append(self._saving_alike(cell, tight.take(alone), missing_bytes[alone], kind))
+        several = (by_kind > 0).sum(axis=1) > 1
+        if several.any():
+            spans = tight.take(several)
+            rows, counts = recompute_choices(self._layers(spans), self.kinds, len(self.prices.recompute_kinds))
+            parts.append(self._light(cell, spans.take(rows), counts))
+        return StageColumns.joined(*parts)
+
+    def _saving_alike(self, cell: CellProblem, tight: Spans, missing_bytes: FloatArray, kind: int) -> StageColumns:
+        """Spans of one kind of layer: of the ways that save enough none that saves much more than it must.
 
         Every count of the kinds beyond the second is tried with the least count of the second kind that is enough, and with a
         few more: what a layer holds while it recomputes is not in the plain column, but is less than a whole layer keeps.
         """
-        index, kept = cell.index, self.prices.activation_bytes[cell.index, LAYER]
+        kept = self.prices.activation_bytes[cell.index, LAYERS][kind]
         kinds = [self.kinds[0], *(kind for kind in self.kinds[1:] if kept[kind] < kept[self.kinds[0]])]
         if len(kinds) == 1:
             return _NO_COLUMNS
@@ -375,32 +426,31 @@ class Priced:
         counts = others[row]
         counts[:, kinds[1]] = second[row, extra]
         counts[:, kinds[0]] = room[row] - counts[:, kinds[1]]
-        rows = rows[row]
-        spans = Spans(stage=tight.stage[rows], first=tight.first[rows], last=tight.last[rows])
+        return self._light(cell, tight.take(rows[row]), counts)
+
+    def _light(self, cell: CellProblem, spans: Spans, counts: IntArray) -> StageColumns:
+        """The columns that are not too heavy, priced."""
         worth = self._blocks_s(cell, spans, counts) <= cell.heaviest_s * (1 + 1e-9)
-        spans = Spans(stage=spans.stage[worth], first=spans.first[worth], last=spans.last[worth])
-        return self._priced(index, spans, counts[worth])
+        return self._priced(cell.index, spans.take(worth), counts[worth])
 
     def _blocks_s(self, cell: CellProblem, spans: Spans, counts: IntArray) -> FloatArray:
         """(n,) seconds of the blocks of columns, hops out."""
         block_s = (self.prices.forward_s + self.prices.backward_s)[cell.index]
-        ends_s = (spans.first == 0) * block_s[EMBEDDING].min() + (spans.last == cell.num_blocks - 1) * block_s[
-            HEAD
-        ].min()
-        return np.asarray(counts @ block_s[LAYER] + ends_s)
+        shape = self._shape(spans, counts)
+        ends_s = shape.embedding * block_s[EMBEDDING].min() + shape.head * block_s[HEAD].min()
+        return np.asarray(np.einsum("nkr,kr->n", shape.layers, block_s[LAYERS]) + ends_s)
 
     def _mixed(self, cell: CellProblem, spans: Spans) -> StageColumns:
         """v > 1: every mixture of kinds of recompute, without those that leave no time for the device's other chunks."""
         rows, counts = recompute_choices(self._layers(spans), self.kinds, len(self.prices.recompute_kinds))
-        chosen = Spans(stage=spans.stage[rows], first=spans.first[rows], last=spans.last[rows])
+        chosen = spans.take(rows)
         load_s = self._blocks_s(cell, chosen, counts)
         least_s = np.full(len(spans), np.inf)
         np.minimum.at(least_s, rows, load_s)
         device = spans.stage % cell.layout.pp
         others_s = np.bincount(device, least_s, cell.layout.pp)[device] - least_s
         worth = load_s + others_s[rows] <= cell.heaviest_s * (1 + 1e-9)
-        chosen = Spans(stage=chosen.stage[worth], first=chosen.first[worth], last=chosen.last[worth])
-        return self._priced(cell.index, chosen, counts[worth])
+        return self._priced(cell.index, chosen.take(worth), counts[worth])
 
     def _priced(self, index: int, spans: Spans, counts: IntArray) -> StageColumns:
         """Columns with their prices."""

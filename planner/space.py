@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from cost_models.laws import LAWS, Facts, Law, divisors, first_breach
-from cost_models.problem import PRICED_RECOMPUTE, Cells, IntArray
+from cost_models.problem import Cells, IntArray
+from cost_models.recompute import is_priced
 from cost_models.records import Cluster, Gather, Layout, Model, Runtime, Schedule, Severity, Workload
 from cost_models.records.layout import LEGAL_GATHER
 from cost_models.schedules import MOST_OPERATIONS, schedule_needs
@@ -21,6 +22,10 @@ from planner.readers.pins import Pins
 
 SCHEDULES = (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED, Schedule.GPIPE)
 """Schedules whose plans are searched."""
+SEARCHED_RECOMPUTE = ("none", "selective", "full")
+"""Kinds of recompute that stages are searched with; further ones are priced where a pin names them."""
+LEAST_CONTEXT = 2048
+"""Tokens of a sequence that context parallelism leaves to a rank at least: shorter parts hide no exchange."""
 MOST_MICRO_BATCH = 16
 """Largest micro-batch, in sequences: beyond it kernels are no faster and the pipeline only has fewer micro-batches."""
 _MANY_OPERATIONS = (
@@ -117,8 +122,9 @@ def enumerate_cells(
         builder.worlds.append(world)
     for layout in extra:
         builder.add_extra(layout)
-    priced = [kind for kind in runtime.recompute_kinds if kind in PRICED_RECOMPUTE]
-    kinds = tuple(kind for kind in priced if pins.allows_value("recompute", kind))
+    named = "recompute" in pins.fields
+    offered = [k for k in runtime.recompute_kinds if is_priced(runtime.name, k) and (named or k in SEARCHED_RECOMPUTE)]
+    kinds = tuple(kind for kind in offered if pins.allows_value("recompute", kind))
     if not builder.rows or not kinds:
         raise _nothing_legal(builder, kinds)
     columns = dict(zip(_NAMES, zip(*builder.rows, strict=True), strict=True))
@@ -200,27 +206,54 @@ class _Builder:
     families: dict[tuple[object, ...], int]
     rows: list[tuple[object, ...]] = field(default_factory=list)
     worlds: list[int] = field(default_factory=list)
-    options: dict[tuple[int, bool], list[tuple[int, int, int, Gather]]] = field(default_factory=dict)
+    options: dict[tuple[int, bool, bool], list[tuple[int, int, int, Gather]]] = field(default_factory=dict)
     laws: dict[tuple[str, ...], tuple[Law, ...]] = field(default_factory=dict)
 
     def add_world(self, world: int) -> None:
-        """All cells on exactly `world` ranks. cp, ep and etp are 1."""
-        base = replace(self.facts, world=world, cp=1, ep=1, etp=1)
-        if not all(self.pinned(name, 1) for name in ("cp", "ep", "etp")):
-            return
+        """All cells on exactly `world` ranks."""
+        base = replace(self.facts, world=world)
         for tp in divisors(world):
             by_tp = replace(base, tp=tp)
-            if not self.pinned("tp", tp) or not self.legal(by_tp, ("tp", "world", "cp", "ep", "etp")):
+            if not self.pinned("tp", tp) or not self.legal(by_tp, ("tp", "world")):
                 continue
-            for pp in divisors(world // tp):
-                dp = world // (tp * pp)
-                by_pp = replace(by_tp, pp=pp, dp=dp)
-                if not (self.pinned("pp", pp) and self.pinned("dp", dp)):
+            for cp in self.context_degrees(world // tp):
+                by_cp = replace(by_tp, cp=cp)
+                if self.pinned("cp", cp) and self.legal(by_cp, ("cp",)):
+                    self.add_pipelines(by_cp)
+
+    def context_degrees(self, ranks: int) -> list[int]:
+        """Parts of a sequence on `ranks` ranks; a pin may ask for more than the search offers."""
+        if not self.runtime.context_parallel:
+            return [1]
+        most = ranks if "cp" in self.pins.fields else (self.facts.seq or 1) // LEAST_CONTEXT
+        return [cp for cp in divisors(ranks) if cp <= max(most, 1)]
+
+    def add_pipelines(self, by_cp: Facts) -> None:
+        """All cells of a tensor- and context-parallel degree."""
+        world, each = by_cp.world or 1, (by_cp.tp or 1) * (by_cp.cp or 1)
+        for pp in divisors(world // each):
+            dp = world // (each * pp)
+            by_pp = replace(by_cp, pp=pp, dp=dp)
+            if not (self.pinned("pp", pp) and self.pinned("dp", dp) and self.legal(by_pp, ("pp", "dp"))):
+                continue
+            for ep, etp in self.expert_degrees(by_pp):
+                by_experts = replace(by_pp, ep=ep, etp=etp)
+                if not self.legal(by_experts, ("ep", "etp")):
                     continue
-                if not self.legal(by_pp, ("pp", "dp")):
-                    continue
-                for schedule, vpp in self.pipelines(by_pp, pp):
-                    self.add_batches(by_pp, schedule, vpp)
+                for schedule, vpp in self.pipelines(by_experts, pp):
+                    self.add_batches(by_experts, schedule, vpp)
+
+    def expert_degrees(self, facts: Facts) -> Iterator[tuple[int, int]]:
+        """(ep, etp): experts whole or split as the dense layers, over a part of dp·cp·tp."""
+        tp, ranks = facts.tp or 1, (facts.dp or 1) * (facts.cp or 1) * (facts.tp or 1)
+        # a pin may ask for another degree than the search offers
+        asked = divisors(tp) if "etp" in self.pins.fields else sorted({1, tp})
+        for etp in asked if facts.num_experts else [1]:
+            if not self.pinned("etp", etp):
+                continue
+            for ep in divisors(facts.num_experts) if facts.num_experts else [1]:
+                if ranks % (ep * etp) == 0 and self.pinned("ep", ep):
+                    yield ep, etp
 
     def pinned(self, name: str, value: object) -> bool:
         """Whether the pins let a field have this value; counted where not."""
@@ -309,20 +342,29 @@ class _Builder:
             if need is not None:
                 self.log.add(f"schedule {schedule}", need.law, pp=pp, vpp=vpp, num_micro_batches=num_micro)
                 continue
-            degrees = (1, facts.tp, 1, 1, pp, vpp, mbs)
+            degrees = (facts.cp, facts.tp, facts.ep, facts.etp, pp, vpp, mbs)
             family = self.families.setdefault((dp, *degrees, schedule), len(self.families))
             self.rows.extend(
                 (replicate, shard, *degrees, zero, gather, schedule, family)
                 for replicate, shard, zero, gather in self.options_of(by_batch)
+                if zero == 0 or self.divides_experts(by_batch, shard)
             )
+
+    def divides_experts(self, facts: Facts, dp_shard: int) -> bool:
+        """Whether the ranks that ZeRO divides over hold whole expert groups; counted where not."""
+        ranks, group = dp_shard * (facts.cp or 1) * (facts.tp or 1), (facts.ep or 1) * (facts.etp or 1)
+        if ranks % group:
+            law = "dp_shard·cp·tp % (ep·etp) = 0: ZeRO divides whole expert-parallel groups"
+            self.log.add("shard of experts", law, dp_shard=dp_shard, cp=facts.cp, tp=facts.tp, ep=facts.ep)
+        return ranks % group == 0
 
     def options_of(self, facts: Facts) -> list[tuple[int, int, int, Gather]]:
         """(dp_replicate, dp_shard, zero, gather) of a data-parallel degree."""
-        dp, pipeline = facts.dp or 1, (facts.pp or 1) > 1
-        if (dp, pipeline) not in self.options:
+        dp, pipeline, context = facts.dp or 1, (facts.pp or 1) > 1, (facts.cp or 1) > 1
+        if (dp, pipeline, context) not in self.options:
             found = []
             for zero in self.runtime.zero_levels_with_pp if pipeline else self.runtime.zero_levels:
-                shards = [1] if zero == 0 else [shard for shard in divisors(dp) if shard > 1]
+                shards = [1] if zero == 0 else [shard for shard in divisors(dp) if shard > 1 or context]
                 gather = Gather(self.runtime.zero2_gather) if zero == 2 else Gather(LEGAL_GATHER[zero][0])
                 for shard in shards:
                     by_option = replace(facts, zero=zero, gather=gather, dp_shard=shard, dp_replicate=dp // shard)
@@ -331,8 +373,8 @@ class _Builder:
                         by_option, ("zero", "gather", "dp_shard", "dp_replicate")
                     ):
                         found.append((dp // shard, shard, zero, gather))
-            self.options[dp, pipeline] = found
-        return self.options[dp, pipeline]
+            self.options[dp, pipeline, context] = found
+        return self.options[dp, pipeline, context]
 
     def add_extra(self, layout: Layout) -> None:
         """One layout that must be in the space."""
@@ -377,12 +419,19 @@ def _value(row: tuple[Any, ...], field: str) -> Any:
 def _restrictions(runtime: Runtime, pins: Pins, worlds: Sequence[int], cluster: Cluster) -> tuple[str, ...]:
     """What is not in the space, and why."""
     told = [
-        "context parallelism and expert parallelism (cp, ep > 1) are not searched yet",
         "a stage's replicas on two GPU types, unequal micro-batch shares, and tp per stage are never in the space",
         "rank order: tp, cp, dp_shard, dp_replicate, pp from the inside out",
         "interleaved: as many layers in every virtual stage, embedding in the first, head in the last, and at least pp micro-batches",
         "recompute serves memory alone: a device that fits without it has none, to hide synchronisation behind it is no reason",
     ]
+    if not runtime.context_parallel:
+        told.append(f"runtime {runtime.name} has no context parallelism: cp = 1")
+    elif "cp" not in pins.fields:
+        told.append(f"context parallelism leaves at least {LEAST_CONTEXT} tokens of a sequence to a rank")
+    if "recompute" not in pins.fields and any(kind not in SEARCHED_RECOMPUTE for kind in runtime.recompute_kinds):
+        told.append(
+            f"recompute of single modules is priced, but searched only where a pin names it; searched: {', '.join(SEARCHED_RECOMPUTE)}"
+        )
     if "mbs" not in pins.fields:
         told.append(f"micro-batches of more than {MOST_MICRO_BATCH} sequences")
     missing = [schedule.value for schedule in SCHEDULES if schedule not in runtime.schedules]

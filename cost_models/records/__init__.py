@@ -13,7 +13,7 @@ from cost_models.records.codec import (
     to_json,
     write_atomic,
 )
-from cost_models.records.layout import SPLIT_BACKWARD, Gather, Layout, Schedule, normalised, print_layout
+from cost_models.records.layout import SPLIT_BACKWARD, V_PLACED, Gather, Layout, Schedule, normalised, print_layout
 from cost_models.records.layout_text import parse_layout, parse_tokens
 from cost_models.records.measurement import MeasuredMemory, Measurement, MeasurementKind, Measurements, MemoryKind
 from cost_models.records.model import BlockKind, Mla, Model, Moe, Norm, Positions
@@ -36,12 +36,13 @@ from cost_models.records.plan import (
     Verdict,
     load_plan,
 )
-from cost_models.records.runtime import Runtime, Severity, StateBytes
+from cost_models.records.runtime import ContextExchange, Runtime, Severity, StateBytes
 from cost_models.records.workload import Optimizer, Precision, Workload
 
 __all__ = [
     "SCHEMA_VERSION",
     "SPLIT_BACKWARD",
+    "V_PLACED",
     "Alternative",
     "Binding",
     "BlockKind",
@@ -52,6 +53,7 @@ __all__ = [
     "Cluster",
     "Coefficient",
     "CollectiveChoice",
+    "ContextExchange",
     "Curve",
     "Decision",
     "Device",

@@ -161,14 +161,24 @@ class Model:
     # Parameters --------------------------------------------------------------------------------------------------
 
     @property
+    def query_head_dim(self) -> int:
+        """Width of a head's query and key."""
+        return self.mla.qk_nope_head_dim + self.mla.qk_rope_head_dim if self.mla else self.head_dim
+
+    @property
+    def value_head_dim(self) -> int:
+        """Width of a head's value and output."""
+        return self.mla.v_head_dim if self.mla else self.head_dim
+
+    @property
     def query_width(self) -> int:
         """Width of all queries of a token."""
-        return self.heads * (self.mla.qk_nope_head_dim + self.mla.qk_rope_head_dim if self.mla else self.head_dim)
+        return self.heads * self.query_head_dim
 
     @property
     def value_width(self) -> int:
         """Width of the attention's output before its projection."""
-        return self.heads * (self.mla.v_head_dim if self.mla else self.head_dim)
+        return self.heads * self.value_head_dim
 
     @property
     def norm_params(self) -> int:
@@ -218,10 +228,16 @@ class Model:
             return common + self.mlp_params(self.ffn)
         moe = self.moe
         assert moe is not None
-        router = self.hidden * moe.num_experts + (moe.num_experts if moe.router_bias else 0)
         shared = self.mlp_params(moe.shared_ffn) if moe.shared_ffn else 0
-        shared += self.hidden if moe.shared_gate else 0
-        return common + router + shared + moe.num_experts * self.expert_params
+        return common + self.router_params + shared + moe.num_experts * self.expert_params
+
+    @property
+    def router_params(self) -> int:
+        """Parameters of the router of one layer, the gate of its shared experts with it; 0 in a dense model."""
+        if self.moe is None:
+            return 0
+        rows = self.moe.num_experts + (1 if self.moe.shared_gate else 0)
+        return self.hidden * rows + (self.moe.num_experts if self.moe.router_bias else 0)
 
     @property
     def num_params(self) -> int:

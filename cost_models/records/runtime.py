@@ -16,6 +16,17 @@ class Severity(StrEnum):
     NONE = "none"
 
 
+class ContextExchange(StrEnum):
+    """How context parallelism brings keys and values to the queries."""
+
+    RING = "ring"
+    """From neighbour to neighbour, behind the attention of the part before."""
+    GATHER = "gather"
+    """All at once, before the attention."""
+    ALL_TO_ALL = "all_to_all"
+    """Parts of the sequence against parts of the heads (Ulysses)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateBytes:
     """Bytes per parameter in mixed precision, before any division."""
@@ -63,6 +74,8 @@ class Runtime:
     """How it is told to split layers unevenly over stages, in its own words; empty = nobody found a way."""
     context_parallel: bool = True
     """It divides sequences over cp ranks."""
+    context_exchange: ContextExchange = ContextExchange.RING
+    """How it brings keys and values to the queries where cp > 1."""
     sequence_parallel: bool = True
     """Norms and residuals are divided over tp along the sequence."""
     unsharded_gradients_with_pp: bool = False

@@ -13,6 +13,16 @@ class Precision(StrEnum):
     BF16 = "bf16"
     FP16 = "fp16"
     FP8 = "fp8"
+    """Scales by tensor (delayed or current scaling)."""
+    MXFP8 = "mxfp8"
+    """Scales by blocks of 32 (OCP microscaling)."""
+    NVFP4 = "nvfp4"
+    """Four bits, scales by blocks of 16."""
+
+    @property
+    def is_narrow(self) -> bool:
+        """Products of 8 or 4 bits, between activations of 16 bits that are cast for them."""
+        return self in (Precision.FP8, Precision.MXFP8, Precision.NVFP4)
 
 
 class Optimizer(StrEnum):

@@ -27,6 +27,7 @@ from cost_models.records import (
     RecordError,
     Workload,
 )
+from cost_models.shares import share
 from planner.decisions import decision_of_layout
 
 WHERE = {"machine": "toy machine", "versions": {}}
@@ -87,7 +88,7 @@ def test_what_a_whole_layer_takes_beside_its_products_is_its_memory_bound_work(p
     name = "memory_ops.multiplier.cpu.torch"
     truth = replace(problem, calibration=with_coefficient(problem.calibration, name, planted))
     rates = compute.rates(truth.cluster.pools[0].kind.device, truth.workload, truth.runtime, truth.calibration)
-    part = blocks.share(truth, Cells.of([Layout()]))
+    part = share(truth, Cells.of([Layout()]))
     sides = [int(side[0]) for side in blocks.layer_sides(truth, part)]
     rows = [
         op(blocks.layer_key("fp32", MODEL.gated_mlp, direction).format(*sides), float(one.total.total[0]))

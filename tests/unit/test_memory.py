@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from cost_models import memory
-from cost_models.blocks import share
 from cost_models.calibrations import value
 from cost_models.memory import block_memory, memory_report, memory_upper, usable_bytes
 from cost_models.problem import RANK_ORDER, Cells, Problem
@@ -28,6 +27,7 @@ from cost_models.records import (
     Workload,
     normalised,
 )
+from cost_models.shares import share
 from tests.unit.cost_cases import CPU, MODEL, NODE, RUNTIME, cluster, problem
 
 GIB = 2**30
@@ -173,14 +173,14 @@ def test_a_torch_layer_on_a_cpu_keeps_what_autograd_was_seen_to_keep(kv_heads: i
 
 def test_recompute_keeps_less_and_unfused_attention_keeps_scores() -> None:
     whole = problem()
-    held = block_memory(whole, Cells.of([normalised(dp=4)])).activations[0]
+    held = block_memory(whole, Cells.of([normalised(dp=4)])).activations[0, 0]
     assert held[0] > held[1] > held[2] > 0
     unfused = problem(runtime=replace(RUNTIME, name="megatron-deepspeed"))
     fused = problem(runtime=replace(RUNTIME, name="megatron"))
     cells = Cells.of([normalised(dp=4)])
     scores = 5.0 * 16 * 2048**2
     difference = block_memory(unfused, cells).activations - block_memory(fused, cells).activations
-    assert difference[0].tolist() == pytest.approx([scores, 0.0, 0.0])
+    assert difference[0, 0].tolist() == pytest.approx([scores, 0.0, 0.0])
 
 
 def test_fp32_doubles_activations_and_sgd_has_no_moments() -> None:

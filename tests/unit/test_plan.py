@@ -133,9 +133,11 @@ def test_nothing_fits_says_how_many_gpus_would_do() -> None:
     assert enough.predicted.verdict is not Verdict.NO
 
 
-def test_mixtures_of_experts_are_refused_by_name() -> None:
-    with pytest.raises((NotYetError, RecordError), match="mixture-of-experts models is not built yet"):
-        plan_for(model="mixtral-8x7b")
+def test_a_mixture_of_experts_is_planned_with_its_experts_spread() -> None:
+    made = plan_for(model="mixtral-8x7b", cluster="h100x16", runtime="megatron")
+    assert made.decision.layout.world == 16
+    assert made.certificate is not None and made.certificate.gap_objective == 0
+    assert made.predicted is not None and made.predicted.step_s > 0
 
 
 # Predictions ------------------------------------------------------------------------------------------------------------

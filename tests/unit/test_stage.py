@@ -16,7 +16,6 @@ from cost_models.records import (
     Curve,
     Layout,
     Link,
-    Moe,
     Pool,
     Precision,
     RecordError,
@@ -107,8 +106,8 @@ def test_a_column_is_the_sum_of_its_blocks() -> None:
     for name in SECONDS:
         block = getattr(prices, name)[0]
         expected = [
-            block[stage.EMBEDDING, 0] + counts[0] @ block[stage.LAYER],
-            block[stage.HEAD, 0] + counts[1] @ block[stage.LAYER],
+            block[stage.EMBEDDING, 0] + counts[0] @ block[stage.LAYERS][0],
+            block[stage.HEAD, 0] + counts[1] @ block[stage.LAYERS][0],
         ]
         assert getattr(priced, name) == pytest.approx(expected)
     assert priced.t_s == pytest.approx(priced.forward_s + priced.backward_s + priced.hop_in_s + priced.hop_out_s)
@@ -164,20 +163,20 @@ def test_rank_order_decides_who_uses_the_network() -> None:
     layout = normalised(dp=4, tp=8)
     inner = price_blocks(problem(), Cells.of([layout]))
     outer = price_blocks(problem(), Cells.of([layout], ("dp_replicate", "cp", "dp_shard", "tp", "pp")))
-    assert outer.forward_exposed_s[0, stage.LAYER, 0] > 2 * inner.forward_exposed_s[0, stage.LAYER, 0]
+    assert outer.forward_exposed_s[0, 1, 0] > 2 * inner.forward_exposed_s[0, 1, 0]
     with pytest.raises(RecordError, match="each of tp, cp, dp_shard, dp_replicate, pp once"):
         Cells.of([layout], ("tp", "pp"))
 
 
 def test_recompute_costs_time() -> None:
     prices = price_blocks(problem(), Cells.of([normalised(dp=4, tp=8)]))
-    backward, forward = prices.backward_s[0, stage.LAYER], prices.forward_compute_s[0, stage.LAYER]
+    backward, forward = prices.backward_s[0, 1], prices.forward_compute_s[0, 1]
     assert backward[0] < backward[1] < backward[2]
-    compute_s = prices.backward_compute_s[0, stage.LAYER]
+    compute_s = prices.backward_compute_s[0, 1]
     # torch stops before the last product, a quarter of this layer's
     assert 0.6 * forward[0] < compute_s[2] - compute_s[0] < 0.95 * forward[0]
     other = price_blocks(problem(runtime=replace(RUNTIME, name="other")), Cells.of([normalised(dp=4, tp=8)]))
-    compute_s, forward = other.backward_compute_s[0, stage.LAYER], other.forward_compute_s[0, stage.LAYER]
+    compute_s, forward = other.backward_compute_s[0, 1], other.forward_compute_s[0, 1]
     assert compute_s[2] == pytest.approx(compute_s[0] + forward[0])
     assert (forward == forward[0]).all()
 
@@ -186,10 +185,10 @@ def test_gathering_at_each_use_costs_more_traffic_than_once_a_micro_batch() -> N
     slow = replace(NODE, nic=replace(NODE.nic, bandwidth_bytes_per_s=1e9))
     whole = problem(cluster=cluster(4, slow), runtime=replace(RUNTIME, unsharded_gradients_with_pp=False))
     cells = Cells.of([normalised(dp=32, zero=0), normalised(dp=32, zero=2), normalised(dp=32, zero=3)])
-    exposed = price_blocks(whole, cells).backward_exposed_s[:, stage.LAYER, 0]
+    exposed = price_blocks(whole, cells).backward_exposed_s[:, 1, 0]
     assert exposed[0] == 0
     assert exposed[0] < exposed[1] < exposed[2]
-    forward = price_blocks(whole, cells).forward_exposed_s[:, stage.LAYER, 0]
+    forward = price_blocks(whole, cells).forward_exposed_s[:, 1, 0]
     assert forward[1] == pytest.approx(forward[2])
 
 
@@ -234,7 +233,7 @@ def test_measured_blocks_beat_the_model_and_raise_the_measured_share() -> None:
     prices = price_blocks(measured, Cells.of([normalised(dp=2, tp=2)]))
     assert prices.forward_compute_s[0, :, 0] == pytest.approx([0.25] * 3)
     assert prices.backward_compute_s[0, :, 0] == pytest.approx([0.25] * 3)
-    assert 0.25 < prices.backward_compute_s[0, stage.LAYER, 2] < 0.5
+    assert 0.25 < prices.backward_compute_s[0, 1, 2] < 0.5
     assert (prices.basis_s[0, :, 0, 0] >= 0.5 * 0.999).all()
     assert operations_needed(measured, [normalised(dp=2, tp=2)]) == ()
 
@@ -277,12 +276,6 @@ def test_more_ranks_and_table_values_widen_the_interval() -> None:
     assert width(8, calibrated=1.0) < width(8, calibrated=0.5, table=0.5) < width(8, table=1.0)
     assert width(8, measured=1.0) <= width(8, calibrated=1.0)
     assert 0 < pairwise_error(whole) < 0.5
-
-
-def test_mixture_of_experts_is_refused_by_name() -> None:
-    moe = replace(MODEL, moe=Moe(num_experts=8, top_k=2, moe_ffn=1024))
-    with pytest.raises(RecordError, match="pricing mixture-of-experts models is not built yet"):
-        problem(model=moe)
 
 
 def test_counts_of_recompute_must_sum_to_the_layers() -> None:
@@ -357,6 +350,6 @@ def test_tensor_parallelism_hides_behind_products_only_inside_a_fast_domain() ->
     """What overlaps it writes straight into the memory of the other ranks: over a network nothing hides."""
     overlapping, plain = problem(runtime=replace(RUNTIME, overlaps_tp=True)), problem()
     cells = Cells.of([normalised(tp=tp, dp=32 // tp) for tp in (8, 16)])
-    hidden, open_ = (price_blocks(one, cells).forward_exposed_s[:, stage.LAYER, 0] for one in (overlapping, plain))
+    hidden, open_ = (price_blocks(one, cells).forward_exposed_s[:, 1, 0] for one in (overlapping, plain))
     assert 0.0 <= hidden[0] < open_[0]
     assert hidden[1] == open_[1] > 0.0
