@@ -73,9 +73,14 @@ class Priced:
         return tuple(sorted(allowed, key=lambda kind: float(self._layer_s[..., kind].sum())))
 
     @cached_property
+    def _block_s(self) -> FloatArray:
+        """[cell, kind, recompute] forward and backward, hops out."""
+        return np.asarray(self.prices.forward_s + self.prices.backward_s)
+
+    @property
     def _layer_s(self) -> FloatArray:
         """[cell, layer kind, recompute]"""
-        return np.asarray((self.prices.forward_s + self.prices.backward_s)[:, LAYERS])
+        return self._block_s[:, LAYERS]
 
     @property
     def _layer_counts(self) -> IntArray:
@@ -155,7 +160,7 @@ class Priced:
     def _chunk_loads_s(self) -> FloatArray:
         """(n,) the fuller of the first and last device of equal chunks: layers, embedding or head, hops; 0 for v = 1."""
         cells, kinds = self.space.cells, list(self.kinds)
-        block_s = (self.prices.forward_s + self.prices.backward_s)[:, :, kinds].min(axis=-1)
+        block_s = self._block_s[:, :, kinds].min(axis=-1)
         last_s = (self._end_layers[1] * block_s[:, LAYERS]).sum(axis=1) + block_s[:, HEAD]
         fuller_s = np.maximum(self._first_layers_s + block_s[:, EMBEDDING], last_s)
         return np.where(cells.vpp > 1, fuller_s + (2 * cells.vpp - 1) * self._least_hop_s, 0.0)
@@ -312,7 +317,7 @@ class Priced:
         if layout.vpp > 1 or (self.space.even_stages and layout.pp > 1):
             return chunk_spans(num_layers, layout.num_virtual_stages)
         kinds = list(self.kinds)
-        by_kind_s = (self.prices.forward_s + self.prices.backward_s)[index][:, kinds].min(axis=1)
+        by_kind_s = self._block_s[index][:, kinds].min(axis=1)
         return free_spans(np.repeat(by_kind_s, self.problem.block_counts), layout.pp, heaviest)
 
     def _fitting(self, cell: CellProblem, spans: Spans) -> StageColumns:
@@ -435,7 +440,7 @@ class Priced:
 
     def _blocks_s(self, cell: CellProblem, spans: Spans, counts: IntArray) -> FloatArray:
         """(n,) seconds of the blocks of columns, hops out."""
-        block_s = (self.prices.forward_s + self.prices.backward_s)[cell.index]
+        block_s = self._block_s[cell.index]
         shape = self._shape(spans, counts)
         ends_s = shape.embedding * block_s[EMBEDDING].min() + shape.head * block_s[HEAD].min()
         return np.asarray(np.einsum("nkr,kr->n", shape.layers, block_s[LAYERS]) + ends_s)

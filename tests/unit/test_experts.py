@@ -146,7 +146,8 @@ def test_recompute_by_module_costs_time_and_saves_memory(kind: str) -> None:
     for layer in (1, 2):
         none, some, full = prices.backward_s[0, layer]
         kept = prices.activation_bytes[0, layer]
-        assert none <= some <= full and kept[0] >= kept[1] >= kept[2]
+        assert none <= some <= full
+        assert kept[0] >= kept[1] >= kept[2]
     assert (prices.backward_s[0, 1:3, 1] > prices.backward_s[0, 1:3, 0]).any()
 
 
