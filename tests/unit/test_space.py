@@ -8,7 +8,7 @@ import pytest
 
 from cost_models.calibrations import shipped
 from cost_models.problem import Columns, Problem
-from cost_models.records import Model, Schedule, Workload, normalised
+from cost_models.records import Model, Moe, Schedule, Workload, normalised
 from cost_models.schedules import Pipeline, ScheduleError, max_in_flight
 from cost_models.stage import price_columns
 from planner.errors import InfeasibleError, InputError
@@ -146,9 +146,12 @@ def test_in_flight_vectors_need_no_more_than_four_rounds(pp: int, vpp: int) -> N
 TINY = replace(LLAMA, name="tiny", num_layers=4, hidden=2048, ffn=8192, heads=16, kv_heads=8, head_dim=128, vocab=32000)
 
 
-def tiny(num_gpus: int, runtime: str = "torch", num_layers: int = 4) -> Priced:
+EXPERTS = Moe(num_experts=4, top_k=2, moe_ffn=4096, num_dense_layers=2)
+
+
+def tiny(num_gpus: int, runtime: str = "torch", num_layers: int = 4, moe: Moe | None = None) -> Priced:
     problem = Problem(
-        model=replace(TINY, num_layers=num_layers),
+        model=replace(TINY, num_layers=num_layers, moe=moe),
         cluster=read_cluster(f"h100x{num_gpus}"),
         workload=Workload(gbs=24, seq=8192),
         runtime=read_runtime(runtime),
@@ -216,12 +219,14 @@ def every_column(priced: Priced, index: int) -> CellProblem:
     )
 
 
-@pytest.mark.parametrize(("num_gpus", "num_layers"), [(2, 4), (4, 4), (3, 5)])
+@pytest.mark.parametrize(("num_gpus", "num_layers", "moe"), [(2, 4, None), (4, 4, None), (3, 5, None), (4, 4, EXPERTS)])
 @pytest.mark.parametrize("share", [-0.01, 0.01, 0.4, 0.8])
-def test_pruned_columns_and_closed_bounds_against_everything(num_gpus: int, num_layers: int, share: float) -> None:
-    roomy = tiny(num_gpus, num_layers=num_layers)
+def test_pruned_columns_and_closed_bounds_against_everything(
+    num_gpus: int, num_layers: int, moe: Moe | None, share: float
+) -> None:
+    roomy = tiny(num_gpus, num_layers=num_layers, moe=moe)
     compared = tight = 0
-    for index in range(0, len(roomy.space), 5):
+    for index in range(0, len(roomy.space), 5 if moe is None else 31):
         whole = every_column(replace(roomy, memory_limit_bytes=np.inf), index)
         peaks = {picks: _peak(whole, picks) for picks in plans(whole)}
         plain = min(peak for picks, peak in peaks.items() if not _recomputed(whole, picks))
