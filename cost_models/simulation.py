@@ -125,14 +125,13 @@ def _wire(arrays: OperationArrays) -> _Wiring:
     if not len(lengths) or not lengths.all():
         raise ScheduleError(f"operation lists of lengths {lengths.tolist()}: each device needs at least one operation")
     source, hop = _sources(arrays, device)
-    waves = _waves(arrays, source, device)
+    by_wave, sizes = _waves(arrays, source, device)
     total = len(source)
-    by_wave = np.concatenate(waves)
     place = np.full(total + 1, total, dtype=np.intp)
     place[by_wave] = np.arange(total, dtype=np.intp)
     previous = np.arange(-1, total - 1, dtype=np.intp)
     previous[first] = total
-    ends = np.cumsum([len(wave) for wave in waves]).tolist()
+    ends = np.cumsum(sizes).tolist()
     return _Wiring(
         device=device,
         kind=arrays.kind,
@@ -184,29 +183,48 @@ def _sources(arrays: OperationArrays, device: IntArray) -> tuple[IntArray, IntAr
     return source, np.where(source == total, num_stages - 1, hop)
 
 
-def _waves(arrays: OperationArrays, source: IntArray, device: IntArray) -> list[IntArray]:
-    """Plays the lists in lock-step, one operation of each ready device at a time; ScheduleError where nobody is ready."""
-    first = arrays.first
-    total = len(source)
-    done = np.zeros(total + 1, dtype=bool)
-    done[total] = True
-    pointer, stop = first.copy(), first + arrays.lengths
+def _waves(arrays: OperationArrays, source: IntArray, device: IntArray) -> tuple[IntArray, list[int]]:
+    """Plays the lists in lock-step, one operation of each ready device at a time; ScheduleError where nobody is ready.
+
+    (N,) the operations in that order, and how many are played at a time.
+    """
+    total, first = len(source), arrays.first
+    # every list gets one place more, which is never ready: so a device that is done needs no special case
+    always, never = total + len(first), total + len(first) + 1
+    place = np.append(np.arange(total, dtype=np.intp) + device, always)
+    awaited = np.full(total + len(first), never, dtype=np.intp)
+    awaited[place[:total]] = place[source]
+    done = np.zeros(never + 1, dtype=bool)
+    done[always] = True
+    pointer = first + np.arange(len(first), dtype=np.intp)
+    ends = pointer + arrays.lengths
     waves: list[IntArray] = []
-    while len(waiting := pointer[pointer < stop]):
-        ready = waiting[done[source[waiting]]]
-        if not len(ready):
-            named = ", ".join(f"device {device[i]} waits at {arrays.operation(i)}" for i in waiting[:4])
-            raise ScheduleError(f"these operation lists deadlock: {named}")
-        done[ready] = True
-        pointer[device[ready]] += 1
-        waves.append(ready)
-    return waves
+    while True:
+        ready = done[awaited[pointer]]
+        now = pointer[ready]
+        if not len(now):
+            break
+        done[now] = True
+        pointer += ready
+        waves.append(now)
+    late = np.flatnonzero(pointer < ends)
+    if len(late):
+        named = ", ".join(f"device {d} waits at {arrays.operation(int(pointer[d]) - d)}" for d in late[:4].tolist())
+        raise ScheduleError(f"these operation lists deadlock: {named}")
+    back = np.zeros(total + len(first), dtype=np.intp)
+    back[place[:total]] = np.arange(total, dtype=np.intp)
+    return back[np.concatenate(waves)], [len(wave) for wave in waves]
 
 
 # a planner simulates many plans of few shapes; a wiring of 65,000 operations holds 4 MB
 @lru_cache(maxsize=32)
 def _wiring_of(pipeline: Pipeline) -> _Wiring:
     return _wire(operation_arrays(pipeline))
+
+
+def forget() -> None:
+    """Drops the wirings that were kept, so that the next simulation of a pipeline is a first one."""
+    _wiring_of.cache_clear()
 
 
 def simulate(pipeline: Pipeline, times: StageTimes) -> Simulation:

@@ -16,7 +16,7 @@ from planner.priced import Priced
 from planner.readers.pins import Pins
 from planner.search import DELTA, SLACKS, Candidate, Choice, candidate, search
 from planner.solver import SolverName
-from planner.space import Space, enumerate_cells
+from planner.space import SCHEDULES, Space, enumerate_cells
 
 _ZERO_OF_HANDBOOK = (1, 0, 2, 3)
 """ZeRO level that people take first: the distributed optimizer where the runtime has it, else plain data parallelism."""
@@ -154,6 +154,8 @@ def _current(problem: Problem, layout: Layout | None) -> tuple[Candidate | None,
         raise InputError(
             f"--current: recompute {layout.recompute!r} is not a kind of {problem.runtime.name}; legal: {known}"
         )
+    if layout.pp > 1 and layout.schedule not in SCHEDULES:
+        return None, f"its schedule {layout.schedule} is priced (`predict`), but not searched"
     try:
         space = enumerate_cells(
             model=problem.model,

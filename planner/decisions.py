@@ -1,5 +1,7 @@
 """From what the search picked, or from a layout's text, to the decision that an executor reads."""
 
+from itertools import accumulate, pairwise
+
 import numpy as np
 
 from cost_models.facts import facts_of_run
@@ -7,12 +9,14 @@ from cost_models.law_terms import divisors
 from cost_models.laws import breaches
 from cost_models.problem import RANK_ORDER, Cells, Problem
 from cost_models.records import Binding, CollectiveChoice, Decision, Layout, Ranks, Severity, Stage
+from cost_models.schedules import devices_of_stages
 from planner.choose import layout_of, stages_of
 from planner.errors import InputError
 from planner.incumbent import least_objective
+from planner.predict import simulated
 from planner.priced import Priced
 from planner.search import Candidate, simulated_s
-from planner.space import Space
+from planner.space import SCHEDULES, Space
 
 
 def decision_of(problem: Problem, plan: Candidate) -> Decision:
@@ -43,12 +47,53 @@ def decision_of_stages(problem: Problem, layout: Layout, stages: tuple[Stage, ..
 
 def decision_of_layout(problem: Problem, layout: Layout, *, world: int | None = None) -> Decision:
     """The decision of a layout as people run it: as many layers on every virtual stage, or the split of least J where they do
-    not divide; one kind of recompute everywhere; whether it fits or not.
+    not divide; one kind of recompute everywhere; whether it fits or not. A schedule that is not searched takes the balanced split
+    of least simulated time.
 
     `world` is the number of ranks that it must have, where that is known. Raises InputError where the layout is illegal.
     """
     refuse_illegal(problem, layout, world)
-    return decision_of(problem, _as_people_run_it(problem, layout))
+    if layout.pp == 1 or layout.schedule in SCHEDULES:
+        return decision_of(problem, _as_people_run_it(problem, layout))
+    options = [decision_of_stages(problem, layout, stages) for stages in _balanced(problem, layout)]
+    return min(options, key=lambda decision: simulated(problem, decision).simulation.step_s)
+
+
+def _balanced(problem: Problem, layout: Layout) -> list[tuple[Stage, ...]]:
+    """Splits of a schedule that is not searched: as many layers on every virtual stage where they divide; else the layers
+    balanced, and the blocks balanced, which leaves the stages of embedding and head a layer lighter.
+    """
+    num_layers, num_stages = problem.model.num_layers, layout.num_virtual_stages
+    if num_layers + 2 < num_stages:
+        raise InputError(f"layout {layout}: {num_layers + 2} blocks cannot fill {num_stages} virtual stages")
+    by_layers = _even_counts(num_layers, num_stages)
+    by_layers[0] += 1
+    by_layers[-1] += 1
+    counts = [by_layers]
+    if num_layers % num_stages:
+        counts.append(_even_counts(num_layers + 2, num_stages))
+    devices = devices_of_stages(layout.schedule, layout.pp, layout.vpp)
+    return [_stages_of_counts(layout, blocks, devices.tolist()) for blocks in counts if min(blocks) > 0]
+
+
+def _even_counts(total: int, parts: int) -> list[int]:
+    """`total` in whole parts that differ by 1 at most, the larger ones in the middle."""
+    least, more = divmod(total, parts)
+    from_ends = sorted(range(parts), key=lambda part: -min(part, parts - 1 - part))
+    larger = set(from_ends[:more])
+    return [least + (part in larger) for part in range(parts)]
+
+
+def _stages_of_counts(layout: Layout, blocks: list[int], devices: list[int]) -> tuple[Stage, ...]:
+    """Virtual stages that hold so many blocks each."""
+    edges = [0, *accumulate(blocks)]
+    last = len(blocks) - 1
+    stages = []
+    for virtual, (first, end) in enumerate(pairwise(edges)):
+        layers = end - first - (virtual == 0) - (virtual == last)
+        recompute = {layout.recompute: layers} if layers else {}
+        stages.append(Stage(virtual=virtual, device=devices[virtual], blocks=(first, end - 1), recompute=recompute))
+    return tuple(stages)
 
 
 def refuse_illegal(problem: Problem, layout: Layout, world: int | None = None) -> None:

@@ -9,6 +9,7 @@ from cost_models.laws import breaches
 from cost_models.memory import memory_report, memory_upper, usable_bytes
 from cost_models.problem import Problem, memory_kind_of
 from cost_models.records import (
+    V_PLACED,
     Calibration,
     Decision,
     Layout,
@@ -29,7 +30,8 @@ from planner.predict import predict
 from planner.priced import Priced
 from planner.readers.pins import pins_of_layout
 from planner.search import search
-from planner.space import enumerate_cells
+from planner.space import SCHEDULES, enumerate_cells
+from planner.unsearched import best_unsearched
 
 _PARTS = ("compute_s", "exposed_communication_s", "bubble_s", "optimizer_s", "other_s")
 
@@ -37,8 +39,8 @@ _PARTS = ("compute_s", "exposed_communication_s", "bubble_s", "optimizer_s", "ot
 def why_not(plan: Plan, layout: str, calibration: Calibration | None = None) -> dict[str, Any]:
     """Why the plan is not `layout`, of which what is not said is free: illegal, does not fit, or slower, with numbers.
 
-    Keys: layout, answer ("illegal", "does not fit", "slower", "tie", "chosen"), reasons, best, chosen, parts, memory,
-    smallest_change. Raises InputError where `layout` is not a layout's text.
+    Keys: layout, answer ("illegal", "does not fit", "slower", "tie", "chosen", "faster"), reasons, best, chosen, parts, memory,
+    smallest_change. Only a schedule that the search does not open can be faster. Raises InputError where `layout` is not a layout's text.
     """
     pins = pins_of_layout(layout)
     problem = problem_of_plan(plan, calibration)
@@ -62,7 +64,12 @@ def why_not(plan: Plan, layout: str, calibration: Calibration | None = None) -> 
             worlds=(plan.decision.layout.world,),
         )
     except InfeasibleError as error:
-        return answer | {"answer": "illegal", "reasons": _illegal(problem, layout, plan, str(error))}
+        other = best_unsearched(problem, pins, plan.decision.layout.world)
+        if other is None:
+            return answer | {"answer": "illegal", "reasons": _illegal(problem, layout, plan, str(error))}
+        if predict(problem, other).verdict is not Verdict.OK:
+            return answer | _does_not_fit(problem, other)
+        return answer | _slower(problem, other, plan.decision, chosen)
     try:
         found = search(Priced.of(problem, space), delta=0.0)
     except InfeasibleError:
@@ -126,6 +133,8 @@ def _filled(text: str, world: int) -> Layout:
     said: dict[str, Any] = dict(parse_tokens(text))
     if not {"dp", "dp_replicate", "dp_shard"} & set(said):
         said["dp"] = max(1, world // (said.get("tp", 1) * said.get("pp", 1) * said.get("cp", 1)))
+    if said.get("schedule") in V_PLACED:
+        said.setdefault("vpp", 2)
     return normalised(**said)
 
 
@@ -176,6 +185,8 @@ def _slower(problem: Problem, decision: Decision, of_plan: Decision, chosen: Pre
     other = predict(problem, decision)
     if decision == of_plan:
         answer = "chosen"
+    elif other.step_s * (1 + chosen.pairwise_error) < chosen.step_s and decision.layout.schedule not in SCHEDULES:
+        answer = "faster"
     elif other.step_s <= chosen.step_s * (1 + chosen.pairwise_error):
         answer = "tie"
     else:

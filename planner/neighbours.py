@@ -11,6 +11,7 @@ from cost_models.records import Gather, Layout, Prediction, Schedule, Verdict
 from cost_models.records.layout import LEGAL_GATHER
 from planner.decisions import decision_of_layout
 from planner.predict import predict
+from planner.unsearched import chunk_counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,9 +90,7 @@ def _schedule_changes(problem: Problem, layout: Layout) -> Iterator[tuple[str, L
     if layout.pp == 1:
         return
     for schedule in problem.runtime.schedules:
-        interleaved = schedule is Schedule.INTERLEAVED
-        chunks = [v for v in divisors(problem.model.num_layers // layout.pp) if v > 1] if interleaved else [1]
-        for vpp in chunks:
+        for vpp in chunk_counts(schedule, problem.model.num_layers, layout.pp):
             if (schedule, vpp) != (layout.schedule, layout.vpp):
                 now = f"{layout.schedule} vpp{layout.vpp}"
                 yield f"{now} -> {schedule} vpp{vpp}", replace(layout, schedule=schedule, vpp=vpp)

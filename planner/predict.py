@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from cost_models.intervals import pairwise_error, step_interval_s
 from cost_models.memory import DeviceMemory, decision_columns, memory_lower, memory_report, memory_upper, usable_bytes
 from cost_models.records import Decision, Parts, Prediction, StagePrediction, Verdict
@@ -39,25 +37,20 @@ def simulated(problem: Problem, decision: Decision) -> Simulated:
     cells = Cells.of([layout], decision.ranks.order)
     columns = decision_columns(decision, problem.recompute_kinds)
     prices = price_columns(price_blocks(problem, cells), 0, columns)
-    pipeline = Pipeline(
-        schedule=layout.schedule,
-        num_devices=layout.pp,
-        num_virtual_per_device=layout.vpp,
-        num_micro_batches=decision.num_micro_batches,
-    )
-
-    def by_device(tail_s: np.ndarray) -> np.ndarray:
-        return np.asarray(tail_s.reshape(layout.vpp, layout.pp).sum(axis=0))
-
+    pipeline = Pipeline.of(layout, decision.num_micro_batches)
+    split = prices.split
     parts = StageParts(
         forward_compute_s=prices.forward_compute_s,
         forward_exposed_s=prices.forward_exposed_s,
         backward_compute_s=prices.backward_compute_s,
         backward_exposed_s=prices.backward_exposed_s,
         hop_s=prices.hop_out_s[:-1],
-        sync_s=by_device(prices.sync_s),
-        optimizer_s=by_device(prices.optimizer_s),
-        constant_s=by_device(prices.constant_s),
+        sync_s=pipeline.by_device(prices.sync_s),
+        optimizer_s=pipeline.by_device(prices.optimizer_s),
+        constant_s=pipeline.by_device(prices.constant_s),
+        input_grad_compute_s=None if split is None else split.input_grad_compute_s,
+        input_grad_exposed_s=None if split is None else split.input_grad_exposed_s,
+        weight_grad_s=None if split is None else split.weight_grad_s,
     )
     return Simulated(pipeline=pipeline, prices=prices, parts=parts, simulation=simulate(pipeline, parts.times()))
 
@@ -131,20 +124,23 @@ def _parts(step: Simulated) -> Parts:
 
 def basis_of(step: Simulated, num_micro_batches: int) -> dict[str, float]:
     """Shares of the busiest device's seconds that rest on measured, calibrated and table values."""
-    mine = slice(busiest_device(step.simulation), None, step.pipeline.num_devices)
+    mine = list(step.pipeline.stages_of_devices[busiest_device(step.simulation)])
     seconds = num_micro_batches * step.prices.basis_s[mine].sum(axis=0) + step.prices.tail_basis_s[mine].sum(axis=0)
     shares = seconds / seconds.sum()
     return dict(zip(("measured", "calibrated", "table"), map(float, shares), strict=True))
 
 
 def _stages(step: Simulated, decision: Decision, devices: tuple[DeviceMemory, ...]) -> tuple[StagePrediction, ...]:
-    num_devices = step.pipeline.num_devices
     times = step.parts.times()
+    backward_s = times.backward_s
+    if times.input_grad_s is not None and times.weight_grad_s is not None:
+        backward_s = times.input_grad_s + times.weight_grad_s
+    forward_s, backward_s = step.pipeline.by_device(times.forward_s), step.pipeline.by_device(backward_s)
     return tuple(
         StagePrediction(
             device=device.device,
-            forward_s=float(times.forward_s[device.device :: num_devices].sum()),
-            backward_s=float(times.backward_s[device.device :: num_devices].sum()),
+            forward_s=float(forward_s[device.device]),
+            backward_s=float(backward_s[device.device]),
             tail_s=float(times.tail_s[device.device]),
             memory_bytes=device.kinds,
             phase_memory_bytes=device.phases,
