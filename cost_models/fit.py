@@ -49,6 +49,13 @@ configurations is 6 to 9%)."""
 PRIOR_SPREAD = {"operations": 0.3, "curves": 0.7, "coefficients": 0.5}
 """How far off each kind of parameter may be before a run tells (one standard deviation of its logarithm): an operation was
 timed alone, a collective alone on idle cores, a coefficient of the table never here."""
+SHARES = ("matmul.efficiency", "attention.efficiency", "attention.unfused_efficiency", "link.efficiency", "overlap")
+"""Coefficients that are a part of something: no run makes one more than 1, and they vary less than bytes and seconds do."""
+SHARE_SPREAD = 0.2
+"""PRIOR_SPREAD of a share."""
+FITTED_PART = 0.5
+"""A coefficient that was fitted on other runs may be off by this part of what one of the table may: left-out published sources
+move fitted coefficients by 5 to 15%."""
 SENSITIVITY_STEP = 1e-3
 """Change of a log-parameter by which sensitivities are found (forward differences)."""
 LEAST_SENSITIVITY = 1e-4
@@ -350,7 +357,8 @@ def refit(prior: Calibration, rows: Sequence[Row], predict: Predict, *, name: st
     start = np.log(np.asarray(predict(prior), dtype=float))
     parameters = [one for one in parameters_of(prior) if _matters(prior, one, predict, start)]
     x = np.zeros(len(parameters))
-    widths = np.array([PRIOR_SPREAD[one.split("/")[0]] for one in parameters])
+    widths = np.array([prior_spread(prior, one) for one in parameters])
+    most = np.array([_most(prior, one) for one in parameters])
     for _ in range(MOST_ITERATIONS if parameters else 0):
         here = logs(parameters, x)
         slopes = np.stack(
@@ -360,6 +368,7 @@ def refit(prior: Calibration, rows: Sequence[Row], predict: Predict, *, name: st
         left = np.concatenate([weight * (measured - here), -x / widths])
         system = np.concatenate([weight[:, None] * slopes, np.diag(1.0 / widths)])
         change = np.linalg.lstsq(system, left, rcond=None)[0]
+        change = np.minimum(x + change, most) - x
         x = x + change
         if np.max(np.abs(change)) < CONVERGED:
             break
@@ -372,6 +381,22 @@ def refit(prior: Calibration, rows: Sequence[Row], predict: Predict, *, name: st
         before=tuple((measured - start).tolist()),
         after=tuple(after.tolist()),
     )
+
+
+def prior_spread(prior: Calibration, parameter: str) -> float:
+    """How far off a parameter may be before a run tells: one standard deviation of its logarithm."""
+    kind, _, key = parameter.partition("/")
+    if kind != "coefficients":
+        return PRIOR_SPREAD[kind]
+    spread = SHARE_SPREAD if key.startswith(SHARES) else PRIOR_SPREAD[kind]
+    return spread * (FITTED_PART if prior.coefficients[key].rows > 0 else 1.0)
+
+
+def _most(prior: Calibration, parameter: str) -> float:
+    """Largest log-multiplier: a share stays a share."""
+    kind, _, key = parameter.partition("/")
+    is_share = kind == "coefficients" and key.startswith(SHARES) and prior.coefficients[key].value <= 1
+    return -math.log(prior.coefficients[key].value) if is_share else math.inf
 
 
 def parameters_of(calibration: Calibration) -> tuple[str, ...]:

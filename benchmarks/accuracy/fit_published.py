@@ -2,201 +2,247 @@
 
 Maximum a posteriori: pseudo-Huber loss of log(predicted / measured) with scale 0.05, log-normal priors around the values
 of priors.json. Equal configurations count once, with the geometric mean of their times, and each source weighs by the
-square root of its number of configurations, so that no source rules. Gauss-Newton with numerical derivatives.
+square root of its number of configurations, so that no source rules. Slopes are taken once, where the shipped calibration
+stands; the steps that follow price every run exactly.
 """
 
 import argparse
 import math
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.accuracy.published import RUNTIMES, Run, read_runs, step_s, with_calibration
+from benchmarks.accuracy.coefficients import FITTED, IS_PRIOR, SAME_AS, is_share
+from benchmarks.accuracy.pricing import FloatArray, Pricer
+from benchmarks.accuracy.published import Published, grouped, read_published
+from cost_models.calibrations import shipped
 from cost_models.records import Calibration, load, save
+from planner.readers.runs import Run
 
 SCALE = 0.05
 """Residuals beyond this count linearly: about one repeat-to-repeat deviation (3 to 5%)."""
 ROUNDS = 4
-STEP = 0.02
-"""Relative step of the numerical derivatives."""
-
-FITTED: Mapping[str, float] = {
-    "matmul.efficiency.ampere.bf16": 0.05,
-    "matmul.efficiency.hopper.bf16": 0.05,
-    "matmul.efficiency.hopper.fp8": 0.1,
-    "matmul.efficiency.blackwell.fp8": 0.1,
-    "matmul.efficiency.blackwell.gb300.fp8": 0.15,
-    "matmul.wave": 0.3,
-    "attention.efficiency.ampere.llm-foundry": 0.3,
-    "attention.efficiency.hopper.llm-foundry": 0.3,
-    "attention.efficiency.hopper.megatron-bridge": 0.2,
-    "attention.efficiency.blackwell.megatron-bridge": 0.2,
-    "attention.score_bytes.megatron-deepspeed": 0.3,
-    "attention.unfused_efficiency": 0.3,
-    "attention.misaligned_factor": 0.4,
-    "memory_ops.multiplier.megatron-bridge": 0.4,
-    "memory_ops.multiplier.megatron-deepspeed": 0.4,
-    "memory_ops.multiplier.llm-foundry": 0.4,
-    "memory_ops.cast_bytes": 0.4,
-    "weights.traffic_bytes": 0.2,
-    "logits.bytes": 0.4,
-    "link.efficiency.nvlink3-jean-zay": 0.3,
-    "link.efficiency.nvlink3": 0.15,
-    "overlap.tp": 0.05,
-    "overlap.p2p.megatron-bridge": 0.1,
-    "launch.layer_s": 0.5,
-    "launch.layer_s.megatron-deepspeed": 0.4,
-    "step.constant_s.megatron-bridge": 0.4,
-    "step.constant_s.llm-foundry": 0.4,
-    "step.constant_s.megatron-deepspeed": 0.4,
-}
-"""Coefficient -> standard deviation of the logarithm of its prior."""
-
-SAME_AS: Mapping[str, str] = {
-    "matmul.efficiency.ampere.fp16": "matmul.efficiency.ampere.bf16",
-    "attention.efficiency.hopper.megatron": "attention.efficiency.hopper.megatron-bridge",
-    "attention.efficiency.blackwell.megatron": "attention.efficiency.blackwell.megatron-bridge",
-    "overlap.p2p.megatron": "overlap.p2p.megatron-bridge",
-    "memory_ops.multiplier.megatron": "memory_ops.multiplier.megatron-bridge",
-    "step.constant_s.megatron": "step.constant_s.megatron-bridge",
-}
-"""Coefficients that take another one's fitted value: the same kernels."""
-
-UNBOUNDED = ("matmul.efficiency.blackwell.gb300.fp8",)
-"""Its roof is another device's: there is no bound."""
-BOUNDED = ("matmul.efficiency", "attention.efficiency", "attention.unfused_efficiency", "link.efficiency", "overlap")
-"""Shares: never above 1."""
-
-Configuration = tuple[Run, float]
-"""One run and the geometric mean of what its configuration took."""
+"""Steps with exact residuals; the last ones move nothing by more than a percent."""
+INNER = 30
+"""Reweighted least squares on the linear model; converges in about ten."""
 
 
-def configurations(runs: Sequence[Run]) -> list[Configuration]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """One configuration of one source."""
+
+    run: Run
+    source: str
+    model: str
+    ids: tuple[str, ...]
+    """Rows that ran it."""
+    measured_s: float
+    """Geometric mean."""
+
+
+def configurations(rows: Sequence[Published]) -> list[Configuration]:
     """Each configuration of each source once."""
-    groups: dict[tuple[object, ...], list[Run]] = defaultdict(list)
-    for run in runs:
-        key = (run.source, repr(run.problem.model), repr(run.problem.cluster), run.problem.workload, run.layout)
-        groups[(*key, run.problem.runtime.name, tuple(run.counts.items()))].append(run)
-    return [(same[0], math.exp(np.mean([math.log(_measured(run)) for run in same]))) for same in groups.values()]
+    groups = grouped((row for row in rows if row.measured_s), lambda row: (row.source, row.run.digest)).values()
+    return [
+        Configuration(
+            run=same[0].run,
+            source=same[0].source,
+            model=same[0].model,
+            ids=tuple(row.id for row in same),
+            measured_s=math.exp(float(np.mean([math.log(row.measured_s or 0.0) for row in same]))),
+        )
+        for same in groups
+    ]
 
 
-def _measured(run: Run) -> float:
-    assert run.measured_s is not None
-    return run.measured_s
+def priors(calibration: Calibration) -> Calibration:
+    """The calibration as it was before any published run: fitted coefficients at their priors, with no rows behind them."""
+    before = load(Calibration, Path(__file__).with_name("priors.json"))
+    names = [name for name in (*FITTED, *SAME_AS) if name in before.coefficients]
+    return replace(
+        calibration,
+        name="priors",
+        coefficients={**calibration.coefficients, **{name: before.coefficients[name] for name in names}},
+    )
 
 
-def errors(configured: Sequence[Configuration], calibration: Calibration) -> np.ndarray:
-    """log(predicted / measured) of each configuration."""
-    priced = with_calibration([run for run, _ in configured], calibration)
-    return np.array([math.log(step_s(run) / took) for run, (_, took) in zip(priced, configured, strict=True)])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linear:
+    """log(predicted / measured) about a point, by the logarithms of the fitted coefficients."""
+
+    configured: Sequence[Configuration]
+    names: tuple[str, ...]
+    point: FloatArray
+    """Logarithms of the coefficients."""
+    residual: FloatArray
+    """There."""
+    slopes: FloatArray
+    """[configuration, coefficient]."""
 
 
-def with_values(calibration: Calibration, names: Sequence[str], logs: np.ndarray) -> Calibration:
-    """The calibration with exp(logs) for these coefficients, shares at most 1."""
+def tied(name: str) -> tuple[str, ...]:
+    """A coefficient, and those that take its value."""
+    return (name, *(other for other, origin in SAME_AS.items() if origin == name))
+
+
+def at(calibration: Calibration, names: Sequence[str], logs: FloatArray, rows: Mapping[str, int]) -> Calibration:
+    """The calibration with exp(logs), each with the number of configurations behind it (0 = it rests on its prior)."""
     coefficients = dict(calibration.coefficients)
     for name, log in zip(names, logs, strict=True):
-        bound = 1.0 if _is_share(name) else math.inf
-        coefficients[name] = replace(coefficients[name], value=min(math.exp(log), bound))
-    for name, other in SAME_AS.items():
-        coefficients[name] = replace(coefficients[name], value=coefficients[other].value)
+        for one in tied(name):
+            if one in coefficients:
+                coefficients[one] = replace(
+                    coefficients[one], value=float(f"{math.exp(log):.4g}"), rows=rows.get(name, 0), residual=None
+                )
     return replace(calibration, coefficients=coefficients)
 
 
-def _is_share(name: str) -> bool:
-    return name.startswith(BOUNDED) and name not in UNBOUNDED
-
-
-def fit(configured: Sequence[Configuration], priors: Calibration) -> tuple[Calibration, np.ndarray]:
-    """The fitted calibration and the posterior standard deviations of the coefficients' logarithms."""
-    names = list(FITTED)
-    start = np.array([math.log(priors.coefficients[name].value) for name in names])
-    precision = np.diag([1 / sd**2 for sd in FITTED.values()])
-    weights = _source_weights(configured)
-    logs, covariance = start.copy(), np.eye(len(names))
-    for _ in range(ROUNDS):
-        current = with_values(priors, names, logs)
-        residual = errors(configured, current)
-        jacobian = np.stack(
-            [
-                _slope(configured, with_values(priors, names, logs + STEP * unit), residual, name)
-                for name, unit in zip(names, np.eye(len(names)), strict=True)
-            ],
-            axis=1,
-        )
-        robust = weights / (SCALE**2 * np.sqrt(1 + (residual / SCALE) ** 2))
-        hessian = jacobian.T @ (robust[:, None] * jacobian) + precision
-        gradient = jacobian.T @ (robust * residual) + precision @ (logs - start)
-        covariance = np.linalg.inv(hessian)
-        logs = logs - np.clip(covariance @ gradient, -0.5, 0.5)
-        shares = np.array([_is_share(name) for name in names])
-        logs = np.where(shares, np.minimum(logs, 0.0), logs)
-    return with_values(priors, names, logs), np.sqrt(np.diag(covariance))
-
-
-def _slope(configured: Sequence[Configuration], moved: Calibration, residual: np.ndarray, name: str) -> np.ndarray:
-    """Derivative of the errors to the logarithm of one coefficient; 0 where its qualifiers name another machine."""
-    concerned = np.array([_concerns(name, run) for run, _ in configured])
-    slope = np.zeros(len(configured))
-    chosen = [one for one, wanted in zip(configured, concerned, strict=True) if wanted]
-    if chosen:
-        slope[concerned] = (errors(chosen, moved) - residual[concerned]) / STEP
-    return slope
-
-
-def _concerns(name: str, run: Run) -> bool:
-    device = run.problem.cluster.pools[0].kind.device
-    kinds = (
-        ({"ampere", "hopper", "blackwell"}, device.family),
-        (set(RUNTIMES.values()), run.problem.runtime.name),
+def linearised(pricer: Pricer, configured: Sequence[Configuration], calibration: Calibration) -> Linear:
+    """Residuals and slopes where the calibration stands."""
+    names = tuple(name for name in FITTED if name in calibration.coefficients)
+    runs = [one.run for one in configured]
+    measured = np.log([one.measured_s for one in configured])
+    slopes = np.stack(
+        [
+            pricer.slopes(runs, calibration, [one for one in tied(name) if one in calibration.coefficients]).sum(axis=1)
+            for name in names
+        ],
+        axis=1,
     )
-    parts = set(name.split("."))
-    return all(not parts & known or own in parts for known, own in kinds)
+    return Linear(
+        configured=configured,
+        names=names,
+        point=np.log([calibration.coefficients[name].value for name in names]),
+        residual=pricer.logs(runs, calibration) - measured,
+        slopes=slopes,
+    )
 
 
-def _source_weights(configured: Sequence[Configuration]) -> np.ndarray:
-    counts: dict[str, int] = defaultdict(int)
-    for run, _ in configured:
-        counts[run.source] += 1
-    weights = np.array([1 / math.sqrt(counts[run.source]) for run, _ in configured])
+def source_weights(configured: Sequence[Configuration]) -> FloatArray:
+    """1 / sqrt(configurations of the source), 1 on average."""
+    sources = [one.source for one in configured]
+    weights = np.array([1 / math.sqrt(sources.count(source)) for source in sources])
     return np.asarray(weights / weights.mean())
 
 
-def table(configured: Sequence[Configuration], calibration: Calibration) -> str:
-    """Median and 90th percentile of the absolute error and the bias, by source."""
-    by_source: dict[str, list[float]] = defaultdict(list)
-    for (run, _), error in zip(configured, errors(configured, calibration), strict=True):
-        for key in (run.source, "all"):
-            by_source[key].append(error)
-    lines = [f"{'source':44} {'n':>4} {'median':>7} {'p90':>6} {'bias':>6}"]
-    for source, logs in sorted(by_source.items()):
-        sizes = np.abs(np.expm1(logs))
-        lines.append(
-            f"{source:44} {len(logs):4d} {np.median(sizes):7.1%} {np.quantile(sizes, 0.9):6.1%} {np.median(logs):+6.1%}"
-        )
-    return "\n".join(lines)
+def solved(linear: Linear, mean: FloatArray, residual: FloatArray, point: FloatArray, keep: FloatArray) -> FloatArray:
+    """The most probable logarithms on the linear model about `point`, on the configurations of `keep`; shares stay below 1."""
+    spread = np.array([FITTED[name] for name in linear.names])
+    bound = np.array([0.0 if is_share(name) else np.inf for name in linear.names])
+    slopes, kept = linear.slopes[keep], residual[keep]
+    weights = source_weights([linear.configured[index] for index in np.flatnonzero(keep).tolist()])
+    logs, free = point.copy(), np.ones(len(point), dtype=bool)
+    for _ in range(INNER):
+        left = kept + slopes @ (logs - point)
+        robust = weights / (SCALE**2 * np.sqrt(1 + (left / SCALE) ** 2))
+        hessian = slopes.T @ (robust[:, None] * slopes) + np.diag(1 / spread**2)
+        gradient = slopes.T @ (robust * left) + (logs - mean) / spread**2
+        free = ~((logs >= bound - 1e-12) & (gradient < 0))
+        change = np.zeros(len(point))
+        change[free] = np.linalg.solve(hessian[np.ix_(free, free)], -gradient[free])
+        logs = np.minimum(logs + np.clip(change, -0.5, 0.5), bound)
+        if np.max(np.abs(change)) < 1e-6:
+            break
+    return logs
 
 
-def stamped(
-    fitted: Calibration, priors: Calibration, deviations: np.ndarray, residual: float, rows: int
+def rows_behind(linear: Linear, keep: FloatArray) -> dict[str, int]:
+    """Coefficient -> configurations whose time depends on it."""
+    return {name: int((np.abs(linear.slopes[keep, column]) > 1e-4).sum()) for column, name in enumerate(linear.names)}
+
+
+def fit(
+    pricer: Pricer, linear: Linear, before: Calibration, keep: FloatArray | None = None, rounds: int = ROUNDS
 ) -> Calibration:
-    """The fitted calibration with the birth certificate of each fitted coefficient."""
-    coefficients = dict(fitted.coefficients)
-    spread = dict(zip(FITTED, deviations, strict=True))
-    for name in (*FITTED, *SAME_AS):
-        origin = SAME_AS.get(name, name)
-        before = priors.coefficients[origin]
-        coefficients[name] = replace(
-            fitted.coefficients[name],
-            source=f"fitted on {rows} published configurations, spread of its logarithm {spread[origin]:.2f}; "
-            f"prior {before.value:g} ± {FITTED[origin]:.0%}: {before.source.split(': ', 1)[-1]}",
-            residual=round(residual, 4),
-            rows=rows,
-            value=float(f"{fitted.coefficients[name].value:.4g}"),
+    """The fitted calibration, on all configurations or on those of `keep`."""
+    keep = np.ones(len(linear.configured), dtype=bool) if keep is None else keep
+    mean = np.log([before.coefficients[name].value for name in linear.names])
+    rows = rows_behind(linear, keep)
+    runs = [one.run for one in linear.configured]
+    measured = np.log([one.measured_s for one in linear.configured])
+    residual, point = linear.residual.copy(), linear.point
+    logs = solved(linear, mean, residual, point, keep)
+    for _ in range(rounds):
+        current = at(before, linear.names, logs, rows)
+        exact = residual.copy()
+        chosen = [run for run, wanted in zip(runs, keep, strict=True) if wanted]
+        exact[keep] = pricer.logs(chosen, current) - measured[keep]
+        moved = solved(linear, mean, exact, logs, keep)
+        if np.max(np.abs(moved - logs)) < 2e-3:
+            break
+        logs = moved
+    return at(before, linear.names, logs, rows)
+
+
+def own_names(
+    pricer: Pricer,
+    configured: Sequence[Configuration],
+    calibration: Calibration,
+    group: str,
+    key: Callable[[Configuration], str],
+) -> tuple[str, ...]:
+    """Coefficients that only this group's runs read, whose prior was taken from published runs, and which have a less
+    specific one: who has not seen the group does not have them.
+    """
+    mine: set[str] = set()
+    others: set[str] = set()
+    for one in configured:
+        (mine if key(one) == group else others).update(pricer.reads(one.run, calibration))
+    return tuple(
+        sorted(
+            name for name in mine - others if _is_from_runs(name, calibration) and _has_less_specific(name, calibration)
         )
-    return replace(fitted, name="shipped-2026-11", coefficients=coefficients)
+    )
+
+
+def _is_from_runs(name: str, calibration: Calibration) -> bool:
+    return calibration.coefficients[name].source.startswith(IS_PRIOR)
+
+
+def _has_less_specific(name: str, calibration: Calibration) -> bool:
+    if name.startswith("link.efficiency."):
+        return True  # the table's, or that of any link of the place
+    parts = name.split(".")
+    return any(".".join(parts[:count]) in calibration.coefficients for count in range(2, len(parts)))
+
+
+def deviations(linear: Linear) -> dict[str, float]:
+    """Posterior standard deviation of each coefficient's logarithm."""
+    spread = np.array([FITTED[name] for name in linear.names])
+    weights = source_weights(linear.configured)
+    robust = weights / (SCALE**2 * np.sqrt(1 + (linear.residual / SCALE) ** 2))
+    covariance = np.linalg.inv(linear.slopes.T @ (robust[:, None] * linear.slopes) + np.diag(1 / spread**2))
+    return dict(zip(linear.names, np.sqrt(np.diag(covariance)).tolist(), strict=True))
+
+
+def stamped(fitted: Calibration, before: Calibration, linear: Linear, residual: float) -> Calibration:
+    """The fitted calibration with the birth certificate of each fitted coefficient."""
+    coefficients, spread, today = dict(fitted.coefficients), deviations(linear), date.today().isoformat()
+    for name in linear.names:
+        for one in tied(name):
+            if one not in coefficients:
+                continue
+            prior, rows = before.coefficients[name], coefficients[one].rows
+            if not rows:
+                coefficients[one] = before.coefficients.get(one, prior)
+                continue
+            coefficients[one] = replace(
+                coefficients[one],
+                source=f"fitted on {rows} published configurations, spread of its logarithm {spread[name]:.2f}; "
+                f"prior {prior.value:g} ± {FITTED[name]:.0%}: {prior.source.removeprefix(IS_PRIOR).lstrip(': ')}",
+                residual=round(residual, 4),
+                date=today,
+            )
+    return replace(
+        fitted,
+        name=f"shipped-{today[:7]}",
+        date=today,
+        coefficients=coefficients,
+        fitted_on=tuple(sorted({one.run.digest for one in linear.configured})),
+    )
 
 
 def main() -> None:
@@ -204,19 +250,30 @@ def main() -> None:
     parser.add_argument("published", type=Path)
     parser.add_argument("out", type=Path)
     arguments = parser.parse_args()
-    priors = load(Calibration, Path(__file__).with_name("priors.json"))
-    runs, refused = read_runs(arguments.published / "throughput.csv", priors)
-    configured = configurations(runs)
-    print(f"{len(runs)} rows, {len(configured)} configurations; {len(refused)} rows left out")
-    print(table(configured, priors))
-    fitted, deviations = fit(configured, priors)
-    residual = float(np.median(np.abs(errors(configured, fitted))) * 1.4826)
-    print(table(configured, fitted))
-    for (name, sd), deviation in zip(FITTED.items(), deviations, strict=True):
+    start = shipped()
+    before, pricer = priors(start), Pricer()
+    table = read_published(arguments.published / "throughput.csv", before)
+    configured = configurations(table.rows)
+    print(
+        f"{len(table.rows)} rows, {len(configured)} configurations; {len(table.apart)} kept apart, {len(table.refused)} not priced"
+    )
+    linear = linearised(pricer, configured, start)
+    fitted = fit(pricer, linear, before)
+    residual = linear_residual(pricer, configured, fitted)
+    spread = float(np.median(np.abs(residual)) * 1.4826)
+    print(f"robust spread of log(predicted / measured): {spread:.4f}; a run was priced {pricer.priced} times")
+    deviation = deviations(linear)
+    for name in linear.names:
+        was, now = before.coefficients[name].value, fitted.coefficients[name]
         print(
-            f"{name:50} {priors.coefficients[name].value:10.4g} -> {fitted.coefficients[name].value:10.4g} ± {deviation:.0%} (prior ± {sd:.0%})"
+            f"{name:50} {was:10.4g} -> {now.value:10.4g} ± {deviation[name]:.0%} (prior ± {FITTED[name]:.0%}, {now.rows} configurations)"
         )
-    save(stamped(fitted, priors, deviations, residual, len(configured)), arguments.out)
+    save(stamped(fitted, before, linear, spread), arguments.out)
+
+
+def linear_residual(pricer: Pricer, configured: Sequence[Configuration], calibration: Calibration) -> FloatArray:
+    """log(predicted / measured) of each configuration."""
+    return pricer.logs([one.run for one in configured], calibration) - np.log([one.measured_s for one in configured])
 
 
 if __name__ == "__main__":

@@ -1,127 +1,168 @@
-"""Published runs as problems: each row of throughput.csv or memory.csv as (Problem, Layout, measured).
+"""Published runs with what was measured: the rows, what was mended in them, and what is kept apart, by name and with evidence.
 
-Nothing here looks at a measured value to make a prediction. What a row leaves out is taken as its README says.
+Nothing here looks at a measured value to make a prediction: predictions see the columns of `planner.readers.runs.INPUTS`.
 """
 
 import csv
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
-import numpy as np
+from cost_models.records import Calibration
+from planner.readers.runs import INPUTS, Run, read_run
 
-from cost_models.memory import memory_report
-from cost_models.problem import RANK_ORDER, Cells, Columns, Problem
-from cost_models.records import (
-    Calibration,
-    Cluster,
-    Decision,
-    Layout,
-    MemoryKind,
-    Model,
-    Norm,
-    Positions,
-    Precision,
-    Ranks,
-    RecordError,
-    Runtime,
-    Schedule,
-    Stage,
-    Workload,
-    normalised,
-)
-from cost_models.stage import price_blocks, price_columns
-from planner.readers.clusters import cluster_from_facts
-from planner.readers.runtimes import read_runtime
-
-SUSPECT = {
-    "nemo sft (packed short sequences)": ("r0792", "r0793", "r0794", "r0810", "r0811", "r0812", "r0828", "r0830"),
-    "probably memory pressure": ("r1141", "r0021", "r0080", "r0140"),
-}
-"""Rows kept apart, by reason (published/README.md and the notes on the throw-away model)."""
-
-STATED_NOWHERE_VPP = {f"r{number}": 12 for number in range(1014, 1022)}
-"""nemotron4-340b: the releases before and after state 12."""
-
-PRECISIONS = {
-    "bf16": Precision.BF16,
-    "bf16-pure": Precision.BF16,
-    "bf16-amp": Precision.BF16,
-    "bf16/fp16": Precision.BF16,
-    "fp16": Precision.FP16,
-    "fp8-hybrid": Precision.FP8,
-    "fp8-cs": Precision.FP8,
-    "fp8-amp": Precision.FP8,
-    "mxfp8": Precision.FP8,
-    "fp8-tensorwise": Precision.FP8,
-}
-"""Formats as published; nvfp4 has no record yet."""
-
-RUNTIMES = {
-    "Composer FSDP1": "llm-foundry",
-    "NeMo 2 / Megatron-Core": "megatron-bridge",
-    "Megatron-Bridge (Megatron-Core)": "megatron-bridge",
-    "Megatron-DeepSpeed": "megatron-deepspeed",
-    "Megatron-LM": "megatron-deepspeed",
-    "Megatron-Core": "megatron",
-}
-"""Framework as published -> runtime. Megatron-LM of 2021 had neither fused attention nor sequence parallelism."""
+K = TypeVar("K")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """One published row."""
+class Correction:
+    """An input that a row states wrongly, or not at all."""
+
+    ids: Sequence[str]
+    """Rows."""
+    column: str
+    value: str
+    """What is read instead."""
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Apart:
+    """Rows that are predicted, but neither fitted nor counted."""
+
+    ids: Sequence[str]
+    """Rows."""
+    evidence: str
+
+
+CORRECTIONS = (
+    Correction(
+        ids=tuple(f"r{number}" for number in range(1014, 1022)),
+        column="vpp",
+        value="12",
+        evidence="nemotron4-340b: the releases before and after state 12; without virtual stages all eight are 33 to 38% off alike",
+    ),
+)
+
+APART = (
+    Apart(
+        ids=("r0792", "r0793", "r0794", "r0810", "r0811", "r0812", "r0828", "r0830"),
+        evidence="fine-tuning on packed short sequences, whose FLOPs the source counts otherwise; vpp not stated",
+    ),
+    Apart(
+        ids=("r1141",),
+        evidence="9.84 s, half the micro-batch takes 4.97 s and nothing else changes: short of memory, it seems",
+    ),
+    Apart(
+        ids=("r0021", "r0080", "r0140"),
+        evidence="21 to 28% slower than the same work on more GPUs, at the smallest count on which it fits: allocator retries, it seems",
+    ),
+)
+
+MEMORY_APART = (
+    Apart(
+        ids=("r0256",),
+        evidence="65 GB, though the same layout with twice the micro-batch (r0257) takes 56: swapped, it seems",
+    ),
+    Apart(ids=("r0297",), evidence="38 GB, though the same layout in the same table (r0296) takes 44"),
+    Apart(
+        ids=("r0262",),
+        evidence="ZeRO-0 with the fp16 optimizer of which nobody else published memory: 8 GB more than its states say",
+    ),
+)
+"""Rows whose memory is kept apart."""
+
+BF16_OPTIMIZER = "bf16_optimizer_fp32_gradacc"
+"""Flag of rows whose gradients are added up in fp32: bf16 under DeepSpeed's BF16_Optimizer, other rows ran fp16."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """One row that can be predicted."""
 
     id: str
     source: str
-    problem: Problem
-    layout: Layout
-    counts: Mapping[str, int]
-    """Layers of each stage under each kind of recompute, at most; the rest keep everything."""
+    model: str
+    run: Run
     measured_s: float | None
     memory_gib: float | None
     outcome: str
     row: Mapping[str, str]
+    """As published, mended."""
 
 
-def read_runs(path: Path, calibration: Calibration) -> tuple[list[Run], dict[str, str]]:
-    """The rows that can be priced, and of the others id -> reason."""
-    runs, refused = [], {}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A file of published runs."""
+
+    rows: tuple[Published, ...]
+    """Counted."""
+    apart: Mapping[str, str]
+    """Id -> evidence: left out of fit and count."""
+    refused: Mapping[str, str]
+    """Id -> why no prediction is possible."""
+    corrected: Mapping[str, str]
+    """Id -> what was mended, with the evidence."""
+    sources: Mapping[str, int]
+    """Source -> rows in the file."""
+    source_of: Mapping[str, str]
+    """Id -> source."""
+
+
+def read_published(path: Path, calibration: Calibration, *, memory: bool = False) -> Table:
+    """Every row of a published table; of `memory` or of step times."""
+    rows, refused, corrected = [], {}, {}
+    apart = {one: group.evidence for group in (MEMORY_APART if memory else APART) for one in group.ids}
+    sources: dict[str, int] = {}
+    source_of = {}
     with path.open(newline="") as stream:
-        for row in csv.DictReader(stream):
+        for raw in csv.DictReader(stream):
+            row, told = mended(raw)
+            sources[row["source"]] = sources.get(row["source"], 0) + 1
+            source_of[row["id"]] = row["source"]
+            if told:
+                corrected[row["id"]] = told
+            if row["id"] in apart:
+                continue
             try:
-                runs.append(read_run(row, calibration))
+                rows.append(published(row, calibration))
             except ValueError as error:
                 refused[row["id"]] = str(error)
-    return runs, refused
-
-
-def read_run(row: Mapping[str, str], calibration: Calibration) -> Run:
-    """One row. ValueError says why it cannot be priced."""
-    reason = next((why for why, ids in SUSPECT.items() if row["id"] in ids), None)
-    if reason:
-        raise RecordError(f"kept apart: {reason}")
-    if row["attn_type"] == "mla":
-        raise RecordError("pricing latent attention is not built yet")
-    if row["experts"]:
-        raise RecordError("pricing mixture-of-experts models is not built yet")
-    if row["precision"] not in PRECISIONS:
-        raise RecordError(f"precision {row['precision']} has no record yet")
-    problem = Problem(
-        model=_model(row),
-        cluster=_cluster(row),
-        workload=Workload(seq=int(row["seq"]), gbs=int(row["gbs"]), precision=PRECISIONS[row["precision"]]),
-        runtime=_runtime(row),
-        calibration=calibration,
-        memory_kind=MemoryKind.NVIDIA_SMI if row["memory_kind"].startswith("nvidia") else MemoryKind.ALLOCATED,
+    return Table(
+        rows=tuple(rows),
+        apart={one: why for one, why in apart.items() if one in source_of},
+        refused=refused,
+        corrected=corrected,
+        sources=sources,
+        source_of=source_of,
     )
-    layout = _layout(row)
-    return Run(
+
+
+def mended(row: Mapping[str, str]) -> tuple[Mapping[str, str], str]:
+    """The row with its inputs corrected, and what was done to it."""
+    told = []
+    row = dict(row)
+    for one in CORRECTIONS:
+        if row["id"] in one.ids:
+            row[one.column] = one.value
+            told.append(f"{one.column}={one.value}: {one.evidence}")
+    if BF16_OPTIMIZER in row["flags"] and row["precision"] == "bf16/fp16":
+        row["precision"] = "bf16"
+        told.append("precision=bf16: its source says so (bf16 optimizer, gradients added up in fp32)")
+    if "impl=local" in row["note"] and row["flash_attn"] == "auto":
+        row["flash_attn"] = "unfused"
+        told.append("flash_attn=unfused: the test runs Megatron's local layers, whose attention is not fused")
+    return row, "; ".join(told)
+
+
+def published(row: Mapping[str, str], calibration: Calibration) -> Published:
+    """One row. ValueError says why it cannot be predicted."""
+    return Published(
         id=row["id"],
         source=row["source"],
-        problem=problem,
-        layout=layout,
-        counts=_recompute(row),
+        model=row["model"].split("-proxy")[0],
+        run=read_run({name: row[name].strip() for name in ("id", *INPUTS)}, calibration),
         measured_s=float(row["step_s_best"]) if row["step_s_best"] else None,
         memory_gib=float(row["memory_gib"]) if row["memory_gib"] else None,
         outcome=row["outcome"],
@@ -129,147 +170,14 @@ def read_run(row: Mapping[str, str], calibration: Calibration) -> Run:
     )
 
 
-def _model(row: Mapping[str, str]) -> Model:
-    learned = row["framework"] in ("Composer FSDP1", "Megatron-DeepSpeed", "Megatron-LM")
-    return Model(
-        name=row["model"],
-        num_layers=int(row["layers"]),
-        hidden=int(row["hidden"]),
-        ffn=int(row["ffn_hidden"]),
-        heads=int(row["heads"]),
-        kv_heads=int(row["kv_heads"]),
-        head_dim=int(row["head_dim"]),
-        vocab=int(row["vocab"]),
-        tie_embeddings=row["tied_emb"] == "True",
-        gated_mlp=row["glu"] == "True",
-        norm=Norm.LAYERNORM if learned else Norm.RMSNORM,
-        positions=Positions.LEARNED if learned else Positions.ROPE,
-        max_positions=int(row["seq"]) if learned else 0,
-    )
+def with_calibration(run: Run, calibration: Calibration) -> Run:
+    """The same run, priced with another calibration."""
+    return replace(run, problem=replace(run.problem, calibration=calibration))
 
 
-def _cluster(row: Mapping[str, str]) -> Cluster:
-    facts: dict[str, object] = {
-        "gpu": row["gpu"].split("-")[0] if row["gpu"].startswith("A100") else row["gpu"],
-        "gpu_mem_gb": float(row["gpu_mem_gb"]) if row["gpu"].startswith("A100") else None,
-        "gpus_per_node": int(row["gpus_per_node"]),
-        "world": int(row["n_gpus"]),
-        "inter": row["interconnect"],
-    }
-    per_node, world = int(row["gpus_per_node"]), int(row["n_gpus"])
-    if world % per_node:
-        facts |= {"nodes": 1, "gpus_per_node": world} if world < per_node else {}
-    cluster = cluster_from_facts(facts)
-    if "Omni-Path" not in row["interconnect"]:
-        return cluster
-    # bigscience's nodes reach a quarter of NVLink in all-reduces: a property of that cluster, with its own class of links
-    pool = cluster.pools[0]
-    intra = replace(pool.kind.intra, name="nvlink3-jean-zay")
-    nic = replace(pool.kind.nic, name="omni-path", bandwidth_bytes_per_s=12.5e9)
-    return replace(cluster, pools=(replace(pool, kind=replace(pool.kind, intra=intra, nic=nic, num_nics=4)),))
-
-
-def _runtime(row: Mapping[str, str]) -> Runtime:
-    runtime = read_runtime(RUNTIMES[row["framework"]])
-    if row["flash_attn"] == "unfused":
-        runtime = replace(runtime, name="megatron-unfused")
-    if row["sp"] == "no":
-        runtime = replace(runtime, sequence_parallel=False, overlaps_tp=False)
-    if row["fsdp"] == "yes" or int(row["zero_stage"] or 0) >= 2:
-        runtime = replace(runtime, zero_levels=(0, 1, 2, 3))
-    return runtime
-
-
-def _layout(row: Mapping[str, str]) -> Layout:
-    tp, pp, cp = (int(row[name] or 1) for name in ("tp", "pp", "cp"))
-    vpp = int(row["vpp"] or STATED_NOWHERE_VPP.get(row["id"], 1))
-    return normalised(
-        dp=int(row["n_gpus"]) // (tp * pp * cp),
-        tp=tp,
-        pp=pp,
-        cp=cp,
-        vpp=vpp,
-        mbs=int(row["mbs"]),
-        zero=int(row["zero_stage"] or 0),
-        schedule=Schedule.INTERLEAVED if vpp > 1 else Schedule.ONE_F_ONE_B,
-    )
-
-
-def _recompute(row: Mapping[str, str]) -> Mapping[str, int]:
-    """Kind -> layers of each stage."""
-    kind = row["recompute"]
-    if kind == "full":
-        return {"full": 10**6}
-    if kind == "full-block":
-        return {"full": int(row["recompute_detail"].split()[0])}
-    return {"selective": 10**6} if kind == "selective" else {}
-
-
-def stages_of(run: Run) -> Columns:
-    """The split of the layers: equal where they divide, else embedding and head count as a layer each."""
-    blocks, stages = run.problem.model.num_blocks, run.layout.num_virtual_stages
-    layers = blocks - 2
-    if layers % stages == 0:
-        edges = np.arange(stages + 1) * (layers // stages) + 1
-        edges[0], edges[-1] = 0, blocks
-    else:
-        each, rest = divmod(blocks, stages)
-        edges = np.concatenate([[0], np.cumsum([each + (place < rest) for place in range(stages)])])
-    first, last = edges[:-1], edges[1:] - 1
-    num_layers = edges[1:] - edges[:-1] - (first == 0) - (last == blocks - 1)
-    kinds = run.problem.recompute_kinds
-    counts = np.zeros((stages, len(kinds)), dtype=np.int64)
-    left = num_layers.copy()
-    for kind, most in run.counts.items():
-        counts[:, kinds.index(kind)] = np.minimum(left, most)
-        left = left - counts[:, kinds.index(kind)]
-    counts[:, 0] += left
-    return Columns(stage=np.arange(stages), first=first, last=last, recompute_counts=counts)
-
-
-def step_s(run: Run) -> float:
-    """Predicted seconds of a step: (m - 1/v)·max load + Σ t / v + the longest tail."""
-    layout = run.layout
-    prices = price_columns(price_blocks(run.problem, Cells.of([layout])), 0, stages_of(run))
-    loads = prices.t_s.reshape(layout.vpp, layout.pp).sum(axis=0)
-    tails = prices.tail_s.reshape(layout.vpp, layout.pp).sum(axis=0)
-    micro = layout.num_micro_batches(run.problem.workload.gbs)
-    v = layout.vpp
-    return float((micro - 1 / v) * loads.max() + prices.t_s.sum() / v + tails.max())
-
-
-def with_calibration(runs: list[Run], calibration: Calibration) -> Iterator[Run]:
-    """The same runs, priced with another calibration."""
-    for run in runs:
-        yield replace(run, problem=replace(run.problem, calibration=calibration))
-
-
-def decision_of(run: Run) -> Decision:
-    """The row as a decision."""
-    columns, kinds, layout = stages_of(run), run.problem.recompute_kinds, run.layout
-    stages = tuple(
-        Stage(
-            virtual=virtual,
-            device=virtual % layout.pp,
-            blocks=(int(columns.first[virtual]), int(columns.last[virtual])),
-            recompute={kind: int(count) for kind, count in zip(kinds, columns.recompute_counts[virtual], strict=True)},
-        )
-        for virtual in range(layout.num_virtual_stages)
-    )
-    return Decision(
-        runtime=run.problem.runtime.name,
-        layout=layout,
-        workload=run.problem.workload,
-        num_micro_batches=layout.num_micro_batches(run.problem.workload.gbs),
-        stages=stages,
-        ranks=Ranks(order=RANK_ORDER),
-        collectives={},
-    )
-
-
-def memory_bytes(run: Run) -> float:
-    """Predicted peak of the rank that the row speaks of: the last one (Megatron's CI), else the fullest."""
-    devices = memory_report(run.problem, decision_of(run))
-    if "LAST rank" in run.row["memory_kind"]:
-        return devices[-1].peak_bytes
-    return max(device.peak_bytes for device in devices)
+def grouped(rows: Iterable[Published], key: Callable[[Published], K]) -> dict[K, list[Published]]:
+    """Rows by key, in their order."""
+    groups: dict[K, list[Published]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups

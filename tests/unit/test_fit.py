@@ -10,7 +10,7 @@ from cost_cases import problem as case
 
 from cost_models import blocks, compute
 from cost_models.collectives import curve_s
-from cost_models.fit import PRIOR_SPREAD, Row, fit, parameters_of, refit, scaled
+from cost_models.fit import Row, fit, parameters_of, prior_spread, refit, scaled
 from cost_models.memory import memory_report
 from cost_models.problem import Cells, Problem
 from cost_models.records import (
@@ -214,7 +214,7 @@ def test_the_minimum_is_one() -> None:
     def cost(multipliers: dict[str, float]) -> float:
         predicted = two_runs(scaled(PRIOR, multipliers))
         misfit = sum((math.log(m / p) / 0.1) ** 2 for m, p in zip(measured, predicted, strict=True))
-        prior = sum((math.log(f) / PRIOR_SPREAD[name.split("/")[0]]) ** 2 for name, f in multipliers.items())
+        prior = sum((math.log(f) / prior_spread(PRIOR, name)) ** 2 for name, f in multipliers.items())
         return misfit + prior
 
     least = cost(dict(found.multipliers))
