@@ -6,11 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from cost_models import compute
+from cost_models.calibrations import value
 from cost_models.compute import Rates, Seconds
 from cost_models.experts import routed_pass
 from cost_models.problem import Problem
 from cost_models.recompute import Repeated, repeated
-from cost_models.records import BlockKind, Model
+from cost_models.records import BlockKind, ContextExchange, Model
 from cost_models.shares import FloatArray, Share, layer_params, layer_products, shared_width
 
 PRODUCTS = ("projections", "up_projections", "output", "mlp_up", "mlp_down", "router", "experts")
@@ -101,6 +102,9 @@ def _attention(problem: Problem, rates: Rates, part: Share, backward: bool) -> S
         window=model.sliding_window,
         parts=part.cp,
     )
+    if problem.runtime.context_exchange is not ContextExchange.ALL_TO_ALL:
+        overhead = value(problem.calibration, "attention.ring_overhead", problem.runtime.name)
+        seconds = seconds.scaled(1.0 + overhead * (1.0 - 1.0 / part.cp))
     direction = "backward" if backward else "forward"
     key = attention_key(rates.precision, direction)
     return compute.measured_or(problem.calibration, seconds, "attention/", key, attention_sides(problem, part))

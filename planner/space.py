@@ -251,7 +251,8 @@ class _Builder:
         for etp in asked if facts.num_experts else [1]:
             if not self.pinned("etp", etp):
                 continue
-            for ep in divisors(facts.num_experts) if facts.num_experts else [1]:
+            spread = self.runtime.expert_parallel and facts.num_experts
+            for ep in divisors(facts.num_experts or 1) if spread else [1]:
                 if ranks % (ep * etp) == 0 and self.pinned("ep", ep):
                     yield ep, etp
 
@@ -426,7 +427,9 @@ def _restrictions(runtime: Runtime, pins: Pins, worlds: Sequence[int], cluster: 
     ]
     if not runtime.context_parallel:
         told.append(f"runtime {runtime.name} has no context parallelism: cp = 1")
-    elif "cp" not in pins.fields:
+    if not runtime.expert_parallel:
+        told.append(f"runtime {runtime.name} has no expert parallelism: ep = 1")
+    if runtime.context_parallel and "cp" not in pins.fields:
         told.append(f"context parallelism leaves at least {LEAST_CONTEXT} tokens of a sequence to a rank")
     if "recompute" not in pins.fields and any(kind not in SEARCHED_RECOMPUTE for kind in runtime.recompute_kinds):
         told.append(

@@ -74,6 +74,8 @@ class Runtime:
     """How it is told to split layers unevenly over stages, in its own words; empty = nobody found a way."""
     context_parallel: bool = True
     """It divides sequences over cp ranks."""
+    expert_parallel: bool = True
+    """It divides routed experts over ep ranks."""
     context_exchange: ContextExchange = ContextExchange.RING
     """How it brings keys and values to the queries where cp > 1."""
     sequence_parallel: bool = True
