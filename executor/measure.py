@@ -42,8 +42,8 @@ from cost_models.records import (
 )
 from executor.decoder import Decoder
 from executor.errors import LateRankError, RefusedError, WrongResultError
-from executor.launch import die_with_parent, note_progress
-from executor.mesh import local_device, mark_progress, naming_the_late, start_process_group
+from executor.launch import die_with_parent
+from executor.mesh import local_device, naming_the_late, start_process_group
 from executor.parallelize import apply
 from executor.peak import PeakMemory, exact_heap, trim_heap
 from executor.settings import PROGRESS_MARK, REFERENCE_KEY, REFERENCE_SIDE, REFUSED, Job, Settings
@@ -95,8 +95,6 @@ class Run:
         workload = self.plan.decision.workload
         seed = self.settings.seed * 1_000_003 + self._count
         inputs, labels = random_batch(workload.gbs, workload.seq, self.parallel.vocab, seed)
-        mark_progress(self._count)
-        note_progress(dist.get_rank(), self._count)
         self._count += 1
         self._last = optimizer_step(
             self.parallel, self.optimizer, inputs.to(self.parallel.device), labels.to(self.parallel.device)

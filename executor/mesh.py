@@ -129,6 +129,8 @@ def naming_the_late() -> Iterator[None]:
     """Turn a failed collective inside the context into a LateRankError that names the ranks which stayed behind."""
     try:
         yield
+    except LateRankError:
+        raise  # an inner context has named them
     except (RuntimeError, dist.DistError) as error:
         lost = _lost_connection(error)
         if lost is None:
@@ -156,16 +158,17 @@ def _late_ranks(error: BaseException) -> LateRankError:
     except (RuntimeError, dist.DistError):
         return LateRankError(f"rank {rank} lost the others, the store too; late: rank 0 ({_first_line(error)})", (0,))
     late = [other for other, step in enumerate(steps) if step == min(steps)]
+    lead = f"rank {rank} failed to communicate {_when(steps[rank])}"
     if len(late) == world:
         who = "no rank is behind the others, so one failed or hangs inside it"
-        return LateRankError(
-            f"rank {rank} failed to communicate in step {steps[rank]}; {who} ({_first_line(error)})", ()
-        )
+        return LateRankError(f"{lead}; {who} ({_first_line(error)})", ())
     return LateRankError(
-        f"rank {rank} failed to communicate in step {steps[rank]}; late: {_names(late)}, last seen in step {min(steps)} "
-        f"({_first_line(error)})",
-        tuple(late),
+        f"{lead}; late: {_names(late)}, last seen {_when(min(steps))} ({_first_line(error)})", tuple(late)
     )
+
+
+def _when(step: int) -> str:
+    return "before the first step" if step < 0 else f"in step {step}"
 
 
 def _store() -> dist.Store:
@@ -178,7 +181,9 @@ def _names(ranks: Sequence[int]) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    """What a collective says, without gloo's place in its source and its advice."""
+    line = (str(error).splitlines() or [type(error).__name__])[0]
+    return re.sub(r"^\[/\S+\] ", "", line).partition(". This is typically")[0]
 
 
 def rank_tensor(decision: Decision) -> torch.Tensor:

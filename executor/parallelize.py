@@ -9,9 +9,11 @@ for inputs, labels in loader:
     optimizer.zero_grad()
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -23,9 +25,17 @@ from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn import functional
 
 from cost_models.records import Decision, Plan, Precision, load_plan
-from executor.anatomy import Anatomy, anatomy_of, check_against, dimensions_of, part_of
+from executor.anatomy import Anatomy, anatomy_of, check_against, check_plain, dimensions_of, part_of
 from executor.errors import RefusedError
-from executor.mesh import START_TIMEOUT_S, build_mesh, limit_waits, local_device, start_process_group
+from executor.mesh import (
+    START_TIMEOUT_S,
+    build_mesh,
+    limit_waits,
+    local_device,
+    mark_progress,
+    naming_the_late,
+    start_process_group,
+)
 from executor.phases import Phases
 from executor.refusals import check, sequence_law
 from executor.sharding.data import accumulating, shard_data
@@ -34,6 +44,8 @@ from executor.sharding.recompute import wrap_layers
 from executor.sharding.tensor import reduce_partial_gradients, shard_tensors
 from executor.stage import StageModule, original_name
 
+_APPLIED: WeakSet[nn.Module] = WeakSet()
+"""Modules that are taken over: hooks of a first plan would run under a second one."""
 IGNORE = -100
 """Label of a position that has no loss (the convention of torch and transformers)."""
 
@@ -47,14 +59,23 @@ def apply(plan: Plan | str | Path, model: nn.Module, *, timeout_s: float = START
     """
     if isinstance(plan, (str, Path)):
         plan = load_plan(plan)
+    if not isinstance(plan, Plan):
+        raise RefusedError(f"the plan is a {type(plan).__name__}; legal: a Plan, or the path of a plan's file")
     decision = plan.decision
     anatomy = anatomy_of(model)
+    if model in _APPLIED:
+        raise RefusedError(
+            "a plan was applied to this model already, which took it over: build it anew for another one"
+        )
+    check_plain(model, anatomy)
     dimensions = dimensions_of(model, anatomy)
     check_against(dimensions, plan.request.model)
     check(plan)
     start_process_group(timeout_s)
-    mesh = build_mesh(decision)
-    _check_alike(model)
+    with naming_the_late():
+        mesh = build_mesh(decision)
+        _check_alike(model)
+    _APPLIED.add(model)
     stages, virtual = _own_stages(decision, model, anatomy, mesh)
     tied = dimensions.tie_embeddings and decision.layout.pp > 1
     parallel = Parallel(
@@ -74,12 +95,13 @@ def apply(plan: Plan | str | Path, model: nn.Module, *, timeout_s: float = START
 @torch.no_grad()
 def _check_alike(model: nn.Module) -> None:
     """Ranks that built different weights would train a patchwork of several models."""
-    meta = [name for name, parameter in model.named_parameters() if parameter.is_meta]
-    if meta:
-        raise RefusedError(
-            f"{meta[0]} has no values (device meta): build the model with its weights, on the CPU if it is large"
-        )
-    sums = torch.stack([p.sum(dtype=torch.float64) for p in model.parameters()]).to(local_device())
+    sums = torch.stack([p.sum(dtype=torch.float64) for p in model.parameters()])
+    for (name, _), total in zip(model.named_parameters(), sums.tolist(), strict=True):
+        if not math.isfinite(total):  # which a collective's minimum may leave out
+            raise RefusedError(
+                f"{name} holds NaN or infinity on rank {dist.get_rank()}: look where the weights come from"
+            )
+    sums = sums.to(local_device())
     low, high = sums.clone(), sums.clone()
     dist.all_reduce(low, dist.ReduceOp.MIN)
     dist.all_reduce(high, dist.ReduceOp.MAX)
@@ -171,6 +193,7 @@ class Parallel:
         self.phases = Phases(self.device)
         """Seconds of the last steps by phase, where switched on."""
         self._num_targets: Tensor = torch.ones((), device=self.device)
+        self._num_steps = 0
 
     def groups(self) -> Iterator[dist.ProcessGroup]:
         """Every process group of this rank's axes."""
@@ -197,10 +220,39 @@ class Parallel:
 
         `inputs` are token ids: the global batch (gbs, T), of which each rank takes its slice, or this rank's slice alone
         (gbs/dp, T). `labels[b, t]` is the token that position t shall predict, IGNORE for none; None = the next input.
-        Gradients are added to `.grad`, as `backward()` does.
+        Gradients are added to `.grad`, as `backward()` does. Where the whole batch has no target, the loss is 0.
+        RefusedError for a batch that is none; LateRankError, with its name, where a rank was lost.
         """
-        inputs, labels = self._own_slice(inputs), self._own_slice(_next_tokens(inputs) if labels is None else labels)
-        return self.step_slice(inputs, labels)
+        self._check_batch(inputs, labels)
+        if labels is None:
+            labels = _next_tokens(inputs)
+        inputs, labels = self._own_slice(inputs), self._own_slice(labels)
+        with naming_the_late():
+            mark_progress(self._num_steps)
+            self._num_steps += 1
+            return self.step_slice(inputs, labels)
+
+    def _check_batch(self, inputs: Tensor, labels: Tensor | None) -> None:
+        if not torch.is_grad_enabled():
+            raise RefusedError(
+                "a step needs gradients, and they are switched off (torch.no_grad, inference_mode) around it"
+            )
+        for what, batch, none in (("inputs", inputs, None), ("labels", labels, IGNORE)):
+            if batch is None:
+                continue
+            whole = isinstance(batch, Tensor) and not (batch.is_floating_point() or batch.is_complex())
+            if not whole or batch.dim() != 2 or 0 in batch.shape:
+                found = f"{batch.dtype} {tuple(batch.shape)}" if isinstance(batch, Tensor) else type(batch).__name__
+                raise RefusedError(
+                    f"{what}: {found}; legal: whole numbers of shape (sequences, tokens), none of them 0"
+                )
+            # Under tp no shard holds a token beyond the vocabulary, and all would go on with zeros. On a GPU this is a wait.
+            if batch.device.type == "cpu" or self._num_steps == 0:
+                strange = batch[(batch < 0) | (batch >= self.vocab)]
+                strange = strange if none is None else strange[strange != none]
+                if strange.numel():
+                    legal = f"0 to {self.vocab - 1}" + ("" if none is None else f", and {none} for none")
+                    raise RefusedError(f"{what} hold {int(strange[0])}; legal: {legal}")
 
     def step_slice(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """As `step`, with this rank's slice of a batch of any size: (rows, T), rows a multiple of the micro-batches."""
@@ -219,6 +271,7 @@ class Parallel:
         self._num_targets = (labels != IGNORE).sum()
         if self._batch_group is not None:
             dist.all_reduce(self._num_targets, group=self._batch_group)
+        self._num_targets.clamp_(min=1)  # a batch without targets: 0, where 0/0 would end the training
         with ExitStack() as contexts:
             if layout.tp > 1:
                 contexts.enter_context(loss_parallel())
@@ -243,7 +296,7 @@ class Parallel:
                 f"a batch of {rows} sequences; legal: {gbs} (the global batch) or {gbs // dp} (this rank's slice of it, "
                 f"{multiple} micro-batches of {self.decision.layout.mbs})"
             )
-        return batch.to(self.device)
+        return batch.to(self.device, torch.long)
 
     def _accumulate(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Loss of this rank's slice, times dp; gradients in place."""
@@ -293,21 +346,27 @@ class Parallel:
             for stage in self.stages:
                 name = stage.anatomy.embedding if stage.has_embedding else stage.anatomy.head
                 if stage.has_embedding or stage.has_head:
-                    sum_tied_gradients(stage.get_submodule(name).weight, self.mesh["pp"])
+                    weight = stage.get_submodule(name).weight
+                    if weight.requires_grad:
+                        sum_tied_gradients(weight, self.mesh["pp"])
 
     # Norm of the gradients ------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Scale all gradients so that their joint 2-norm is at most `max_norm`; returns the norm before, on all ranks."""
+        if not max_norm >= 0:
+            raise RefusedError(f"max_norm={max_norm}; legal: numbers from 0")
         gradients = [(p, p.grad) for p in self.parameters() if p.grad is not None]
         squares = torch.zeros((), device=self.device)
         for parameter, grad in gradients:
             squares += _local(grad).float().square().sum() / self._num_copies(parameter)
-        dist.all_reduce(squares)
+        with naming_the_late():
+            dist.all_reduce(squares)
         norm = squares.sqrt()
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)  # 1e-6: as torch.nn.utils.clip_grad_norm_
-        torch._foreach_mul_([_local(grad) for _, grad in gradients], factor)
+        if gradients:
+            torch._foreach_mul_([_local(grad) for _, grad in gradients], factor)
         return norm
 
     def _num_copies(self, parameter: nn.Parameter) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from cost_models.records import Optimizer, Plan
 from executor.decoder import Decoder
 from executor.errors import WrongResultError
-from executor.mesh import START_TIMEOUT_S, mark_progress, naming_the_late, start_process_group
+from executor.mesh import START_TIMEOUT_S, naming_the_late, start_process_group
 from executor.parallelize import Parallel, apply
 from executor.verify import MAX_PARAMETERS, SelfCheck, selfcheck
 
@@ -102,7 +102,6 @@ def _steps(parallel: Parallel, num_steps: int, seed: int, on_step: Callable[[int
     for number in range(num_steps):
         if on_step is not None:
             on_step(number)
-        mark_progress(number)
         inputs, labels = random_batch(workload.gbs, workload.seq, parallel.vocab, seed * 1_000_003 + number)
         inputs, labels = inputs.to(parallel.device), labels.to(parallel.device)
         steps.append(optimizer_step(parallel, optimizer, inputs, labels))

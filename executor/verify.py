@@ -226,6 +226,8 @@ def _gradient_error(parallel: Parallel, reference: nn.Module) -> tuple[float, st
     # It warns of two all-gathers in a row for each tensor that FSDP and tp both shard; here nobody waits for them.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     for name, parameter in parallel.named_parameters():
+        if not parameter.requires_grad:
+            continue
         wanted = expected[name]
         assert wanted is not None, name
         if parameter.grad is None:

@@ -41,7 +41,7 @@ def shard_tensors(stage: StageModule, mesh: DeviceMesh) -> None:
     parallelize_module(stage, mesh, styles)
     if tied:  # each style made its own shard of the one weight
         stage.get_submodule(anatomy.head).weight = stage.get_submodule(anatomy.embedding).weight
-    if stage.has_embedding:
+    if stage.has_embedding and stage.get_submodule(anatomy.embedding).weight.requires_grad:
         stage.get_submodule(anatomy.embedding).weight.register_hook(_as_sharded)
     stage.sequence_parts = mesh.size()
 
