@@ -69,4 +69,4 @@ def _stated_layout(request: Request) -> CompleteRequest | None:
         whole = complete(request, needs_layout=True)
     except (InputError, NotYetError, RecordError):
         return None
-    return whole if whole.model.moe is None and whole.layout is not None else None
+    return whole if whole.layout is not None else None

@@ -254,7 +254,8 @@ class _Search:
         by_objective = sorted(self.optima, key=lambda index: (self.optima[index].objective_s, index))
         near: dict[int, int] = {}
         for index in by_objective:
-            if self.optima[index].objective_s <= (1 + self.delta) * objective_s:
+            # J* is the solver's, whose plan may be summed up in another order
+            if self.optima[index].objective_s <= (1 + self.delta) * objective_s * (1 + AGREEMENT):
                 near.setdefault(int(self.space.families[index]), index)
         return list(near.values())[:MOST_SIMULATED]
 

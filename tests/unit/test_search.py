@@ -63,6 +63,15 @@ def test_the_choice_is_the_one_of_least_simulated_time_within_delta() -> None:
         assert len(families) == len(set(families))
 
 
+def test_with_no_slack_the_plan_of_least_j_is_the_choice() -> None:
+    for seed in range(60):
+        space = random_space(seed)
+        if best_plan(space.cells) is not None:
+            choice = search(space, delta=0.0)
+            assert choice.near
+            assert choice.chosen.objective_s == pytest.approx(choice.objective_s, rel=1e-6)
+
+
 def test_cbc_gives_the_same() -> None:
     for seed in range(6):
         space = random_space(seed)
