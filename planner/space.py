@@ -17,7 +17,7 @@ from cost_models.recompute import is_priced
 from cost_models.records import Cluster, Gather, Layout, Model, Runtime, Schedule, Severity, Workload
 from cost_models.records.layout import LEGAL_GATHER
 from cost_models.schedules import MOST_OPERATIONS, schedule_needs
-from planner.errors import InfeasibleError, InputError
+from planner.errors import InfeasibleError, InputError, NotYetError
 from planner.readers.pins import Pins
 
 SCHEDULES = (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED, Schedule.GPIPE)
@@ -26,6 +26,8 @@ SEARCHED_RECOMPUTE = ("none", "selective", "full")
 """Kinds of recompute that stages are searched with; further ones are priced where a pin names them."""
 LEAST_CONTEXT = 2048
 """Tokens of a sequence that context parallelism leaves to a rank at least: shorter parts hide no exchange."""
+MOST_SEARCHED_LAYERS = 512
+"""Four times the deepest model that people plan for; there a search takes a minute and 300 MB, and at 1,000 layers far more."""
 MOST_MICRO_BATCH = 16
 """Largest micro-batch, in sequences: beyond it kernels are no faster and the pipeline only has fewer micro-batches."""
 _MANY_OPERATIONS = (
@@ -109,8 +111,14 @@ def enumerate_cells(
 ) -> Space:
     """The legal cells on `worlds` ranks (all GPUs of the cluster by default), and `extra` layouts whatever the pins say.
 
-    InputError for a world that the cluster has not; InfeasibleError, with the commonest reasons, where nothing is legal.
+    InputError for a world that the cluster has not; InfeasibleError, with the commonest reasons, where nothing is legal;
+    NotYetError for a model that is too deep to be searched.
     """
+    if model.num_layers > MOST_SEARCHED_LAYERS:
+        raise NotYetError(
+            f"model {model.name!r} has num_layers={model.num_layers:,}: plans are searched for up to {MOST_SEARCHED_LAYERS} layers; "
+            "`predict` prices a layout of a deeper one"
+        )
     chosen = sorted({cluster.num_gpus} if worlds is None else set(worlds))
     _check_worlds(chosen, cluster)
     pins = pins or Pins()

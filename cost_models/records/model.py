@@ -3,10 +3,16 @@
 Blocks are numbered over the whole model: 0 the embedding, 1..L the layers, L+1 the final norm, the head and the loss.
 """
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
 from cost_models.records.codec import RecordError
+
+MOST_LAYERS = 100_000
+"""A hundred times the deepest transformer that was trained (1,000 layers: DeepNet, arXiv 2203.00555)."""
+MOST_WIDTH = 2**31 - 1
+"""Largest dimension that a 32-bit index of a kernel reaches."""
 
 
 class Norm(StrEnum):
@@ -128,12 +134,14 @@ class Model:
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab"):
-            if getattr(self, name) < 1:
+            most = MOST_LAYERS if name == "num_layers" else MOST_WIDTH
+            if not 1 <= getattr(self, name) <= most:
                 raise RecordError(
-                    f"{name}={getattr(self, name)} of model {self.name!r}: a whole number from 1 is needed"
+                    f"{name}={getattr(self, name)} of model {self.name!r}: a whole number from 1 to {most:,} is needed"
                 )
         if self.heads % self.kv_heads:
-            legal = ", ".join(str(n) for n in range(1, self.heads + 1) if self.heads % n == 0)
+            low = [n for n in range(1, math.isqrt(self.heads) + 1) if self.heads % n == 0]
+            legal = ", ".join(map(str, sorted({*low, *(self.heads // n for n in low)})))
             raise RecordError(
                 f"heads={self.heads} is not divisible by kv_heads={self.kv_heads}; legal kv_heads: {legal}"
             )

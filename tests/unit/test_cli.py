@@ -133,7 +133,6 @@ def test_the_solver_writes_nothing_to_stdout() -> None:
         ({"--precision": "bf17"}, 2, "Legal values: fp32, bf16, fp16, fp8"),
         ({"--optimizer": "lion"}, 2, "legal values: adamw"),
         ({"--runtime": "megatorn"}, 2, "megatron"),
-        ({"--model": "mixtral-8x7b"}, 2, "mixture-of-experts models is not built yet"),
         ({"--current": "tp3"}, 2, "tp"),
         ({"--current": "tp8 tp4"}, 2, "twice"),
         ({"--calibration": "nowhere.json"}, 2, "cannot be read"),
@@ -419,3 +418,27 @@ def test_results_that_cannot_be_written_are_told_before_the_work(
         code, out, error = told(arguments, capsys)
         assert (code, out) == (2, "")
         assert words in error
+
+
+@pytest.mark.parametrize(
+    ("verb", "change", "code", "words"),
+    [
+        ("plan", {"num_layers": 513}, 2, "plans are searched for up to 512 layers; `predict` prices"),
+        ("predict", {"num_layers": 513}, 0, ""),
+        ("plan", {"num_layers": 10**6}, 2, "num_layers=1000000 of model 'model': a whole number from 1 to 100,000"),
+        ("check", {"num_layers": 10**12}, 0, ""),
+        ("plan", {"heads": 2**40, "kv_heads": 3, "head_dim": 1}, 2, "heads=1099511627776 of model 'model'"),
+        ("plan", {"heads": 2**30, "kv_heads": 3, "head_dim": 1}, 2, "legal kv_heads: 1, 2, 4"),
+    ],
+)
+def test_models_of_another_world_are_one_error(
+    verb: str, change: dict[str, int], code: int, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dimensions = {"num_layers": 4, "hidden": 256, "ffn": 512, "heads": 8, "vocab": 1000} | change
+    request = tmp_path / "request.json"
+    document = {"model": dimensions, "cluster": "h100x8", "workload": {"seq": 128, "gbs": 8}, "layout": "dp8 mbs1"}
+    request.write_text(json.dumps(document))
+    found, _, error = told([verb, str(request)], capsys)
+    assert found == code, error
+    assert words in error
+    assert "Traceback" not in error
