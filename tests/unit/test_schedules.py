@@ -240,6 +240,30 @@ def test_the_orders_are_those_of_torch():
         assert lists_of(pipeline) == theirs, pipeline
 
 
+@pytest.mark.parametrize("schedule", Schedule)
+def test_torch_finds_every_list_valid_and_can_add_its_messages(schedule):
+    """V-half and V-min too, which torch does not have: its runtime takes any lists that pass these two."""
+    theirs = pytest.importorskip("torch.distributed.pipelining.schedules")
+    kinds = {kind.value: kind for kind in (theirs.F, theirs.B, theirs.I, theirs.W)}
+    for num_devices, num_micro in ((1, 2), (2, 4), (3, 7), (4, 12), (6, 12)):
+        chunks = 1 if schedule in (Schedule.GPIPE, Schedule.ONE_F_ONE_B) else 2
+        if not is_legal(schedule, num_devices, chunks, num_micro):
+            continue
+        listed = {
+            device: [theirs._Action(stage, kinds[kind.value], micro) for kind, stage, micro in one]
+            for device, one in enumerate(operations(schedule, num_devices, chunks, num_micro))
+        }
+        num_stages = num_devices * chunks
+        placed = theirs._validate_schedule(listed, num_devices, num_stages, num_micro)
+        assert placed == {s: device_of_stage(s, num_devices, schedule) for s in range(num_stages)}
+        with_messages = theirs._add_send_recv(
+            {device: list(one) for device, one in listed.items()}, placed.__getitem__, num_stages
+        )
+        crossings = sum(placed[s] != placed[s + 1] for s in range(num_stages - 1))
+        messages = sum(len(one) for one in with_messages.values()) - sum(len(one) for one in listed.values())
+        assert messages == 4 * crossings * num_micro  # a send and a receive, forward and backward
+
+
 def test_the_legal_micro_batches_that_an_error_names_are_legal():
     wrong = [(p, m) for p in range(1, 9) for m in range(1, 40) if not is_legal(Schedule.INTERLEAVED, p, 2, m)]
     assert (4, 9) in wrong
