@@ -10,12 +10,16 @@ micro-batches in flight a segment saves q ρ bytes a second.
              least Σ over layers of micro-batches in flight: as many layers as the load allows on the last stages, where q is
              least. A second of extra time saves at most q ρ for the largest q and ρ. With several kinds of layers each
              counts its own bytes once, and those of further micro-batches as the least of all kinds.
+             And device by device: under a load τ, device p holds at most as many layers as fit into its time and its
+             memory with q = pp - p micro-batches in flight, a linear programme of two rows; all devices together must hold
+             the layers of the commonest kind. The least such τ is a load that some device has.
     v > 1    The first device alone, which has the most in flight: chunks are equal, so its layers are known. For each of its
              in-flight vectors the segments of its chunks are taken by falling q ρ until enough is saved: the fractional
              knapsack, a lower bound on any mixture of whole layers.
 Where even the thriftiest kind saves too little, nothing fits.
 """
 
+import itertools
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -49,6 +53,14 @@ class CellMemory:
     """(n,) of each device, whatever it holds (context)."""
     limit_bytes: float
     """M of one device."""
+    end_s: FloatArray
+    """(n, 2) forward and backward of embedding and head, at least."""
+    end_state_bytes: FloatArray
+    """(n, 2) of embedding and head, whatever is in flight."""
+    end_activation_bytes: FloatArray
+    """(n, 2) of embedding and head, kept per micro-batch in flight."""
+    hop_s: FloatArray
+    """(n,) least seconds of a hop, one way."""
 
 
 def vectors_of(pipeline: Pipeline) -> tuple[tuple[tuple[int, ...], ...], ...]:
@@ -91,6 +103,94 @@ def extra_seconds(cells: CellMemory, most_layers: FloatArray, wanted: np.ndarray
         vectors = np.array(vectors_of(pipeline)[0], dtype=np.float64)
         first[here] = total[here] = _first_device(cells, vectors, seconds[here], saved[here], here)
     return total, first
+
+
+def least_loads(cells: CellMemory, below_s: FloatArray, wanted: np.ndarray) -> FloatArray:
+    """(n,) v = 1: some device of every plan that fits has at least this load; infinite where it is more than `below_s`.
+
+    0 for the cells that are not wanted, and where v > 1.
+    """
+    loads = np.zeros(len(cells.pp))
+    gpipe = cells.schedule == Schedule.GPIPE
+    most_alive = np.where(gpipe, cells.num_micro_batches, np.minimum(cells.num_micro_batches, cells.pp))
+    keys = np.stack([cells.pp, most_alive, gpipe], axis=1)
+    members = np.flatnonzero(wanted & (cells.vpp == 1))
+    shapes, group = np.unique(keys[members], axis=0, return_inverse=True)
+    for number, (pp, alive, keeps_all) in enumerate(shapes.tolist()):
+        in_flight = np.full(pp, alive) if keeps_all else np.minimum(pp - np.arange(pp), alive)
+        for where in _slices(members[group.ravel() == number], pp):
+            loads[where] = _Devices.of(cells, where, in_flight.astype(np.float64)).least_load(below_s[where])
+    return loads
+
+
+_MOST_NUMBERS = 2_000_000
+"""Cells times devices that are looked at together."""
+_HALVINGS = 24
+"""Of the interval in which the least load lies: to 1e-7 of it."""
+
+
+def _slices(members: IntArray, pp: int) -> list[IntArray]:
+    return np.array_split(members, max(1, -(-len(members) * pp // _MOST_NUMBERS)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Devices:
+    """Cells with the same numbers in flight: what each device has left for layers of the commonest kind."""
+
+    num_layers: int
+    layer_s: FloatArray
+    """(n, R) of one layer."""
+    layer_bytes: FloatArray
+    """(n, pp, R) of one layer, with the micro-batches in flight."""
+    used_s: FloatArray
+    """(n, pp) embedding, head and hops."""
+    room_bytes: FloatArray
+    """(n, pp) without embedding, head and what every device holds."""
+
+    @classmethod
+    def of(cls, cells: CellMemory, where: IntArray, in_flight: FloatArray) -> "_Devices":
+        kind, pp = int(np.argmax(cells.layer_counts)), len(in_flight)
+        at_end = np.zeros((2, pp))
+        at_end[0, 0], at_end[1, -1] = 1.0, 1.0
+        hops = (np.arange(pp) > 0).astype(float) + (np.arange(pp) < pp - 1)
+        held = cells.end_state_bytes[where] @ at_end + cells.end_activation_bytes[where] @ (at_end * in_flight)
+        return cls(
+            num_layers=int(cells.layer_counts[kind]),
+            layer_s=cells.layer_s[where, kind],
+            layer_bytes=cells.layer_state_bytes[where, kind, None, None]
+            + in_flight[:, None] * cells.layer_activation_bytes[where, kind][:, None],
+            used_s=cells.end_s[where] @ at_end + cells.hop_s[where, None] * hops,
+            room_bytes=cells.limit_bytes - cells.device_bytes[where, None] - held,
+        )
+
+    def holds(self, load_s: FloatArray) -> np.ndarray:
+        """(n,) whether devices with at most this load can hold the layers."""
+        left_s, left = load_s[:, None] - self.used_s, self.room_bytes
+        seconds, size = self.layer_s[:, None], self.layer_bytes
+        with np.errstate(divide="ignore", invalid="ignore"):
+            most = np.minimum(left_s[..., None] / seconds, left[..., None] / size).max(axis=-1)
+            for one, two in itertools.combinations(range(size.shape[-1]), 2):
+                # a vertex of both rows: time and memory used up by two kinds of recompute
+                t1, t2, b1, b2 = seconds[..., one], seconds[..., two], size[..., one], size[..., two]
+                x1, x2 = left_s * b2 - t2 * left, t1 * left - left_s * b1
+                both = (x1 + x2) / (t1 * b2 - t2 * b1)
+                inside = (x1 * (t1 * b2 - t2 * b1) >= 0) & (x2 * (t1 * b2 - t2 * b1) >= 0) & np.isfinite(both)
+                most = np.where(inside, np.maximum(most, both), most)
+        whole = np.floor(np.maximum(most, 0.0) * (1 + 1e-9) + 1e-9).sum(axis=1)
+        ends = (left[:, [0, -1]] >= 0).all(axis=1) & (left_s[:, [0, -1]] >= -1e-9 * load_s[:, None]).all(axis=1)
+        return np.asarray((whole >= self.num_layers) & ends)
+
+    def least_load(self, below_s: FloatArray) -> FloatArray:
+        """(n,) the least load, rounded down; infinite where it is more than `below_s`."""
+        longest = self.num_layers * self.layer_s.max(axis=1) + self.used_s.max(axis=1)
+        high = np.minimum(below_s, longest)
+        possible = self.holds(high)
+        low = np.zeros_like(high)
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            enough = self.holds(middle)
+            high, low = np.where(enough, middle, high), np.where(enough, low, middle)
+        return np.where(possible, low, np.inf)
 
 
 def _fastest(cells: CellMemory) -> tuple[FloatArray, FloatArray]:

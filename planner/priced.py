@@ -26,7 +26,7 @@ from cost_models.stage import (
     usable_bytes,
 )
 from cost_models.step import CellFloors, cell_floors, closed_lower_bound_s, closed_objective_bound_s
-from planner.floors import CellMemory, extra_seconds, layers_of_chunks, vectors_of
+from planner.floors import CellMemory, extra_seconds, layers_of_chunks, least_loads, vectors_of
 from planner.incumbent import least_objective
 from planner.space import Space
 from planner.stages import (
@@ -168,15 +168,17 @@ class Priced:
     @cached_property
     def objective_bounds_s(self) -> FloatArray:
         """(n,) no plan of the cell has a smaller J: the closed formula, with hops, and with the known ends of equal chunks."""
-        return self._objective_bound_s(np.zeros(len(self.space)), np.zeros(len(self.space)))
+        nothing = np.zeros(len(self.space))
+        return self._objective_bound_s(nothing, nothing, nothing)
 
-    def _objective_bound_s(self, extra_s: FloatArray, extra_first_s: FloatArray) -> FloatArray:
-        """(n,) the bound where every plan recomputes for `extra_s` a micro-batch, `extra_first_s` of it on the first device."""
+    def _objective_bound_s(self, extra_s: FloatArray, extra_first_s: FloatArray, loads_s: FloatArray) -> FloatArray:
+        """(n,) the bound where every plan recomputes for `extra_s` a micro-batch, `extra_first_s` of it on the first device,
+        and has a device with a load of `loads_s`."""
         cells, floors, num_micro = self.space.cells, self.floors, self.num_micro_batches
         total_s, chunk_s = self.least_totals_s + extra_s, self._chunk_loads_s
         first_s = self._first_layers_s + extra_first_s
         load_s = np.maximum.reduce(
-            [floors.device_load_s, total_s / cells.pp, chunk_s, np.where(cells.vpp > 1, first_s, 0.0)]
+            [floors.device_load_s, total_s / cells.pp, chunk_s, np.where(cells.vpp > 1, first_s, 0.0), loads_s]
         )
         with np.errstate(invalid="ignore"):  # 0 x infinity: one micro-batch that does not fit
             bound_s = (
@@ -215,6 +217,10 @@ class Priced:
             other_bytes=ends + held.embedding_activations + held.logits_saved,
             device_bytes=np.full(len(cells), context_bytes(self.problem)),
             limit_bytes=self.memory_limit_bytes,
+            end_s=self._block_s[:, [EMBEDDING, HEAD]][..., kinds].min(axis=-1),
+            end_state_bytes=np.stack([state[:, EMBEDDING], state[:, HEAD] + held.logits_working], axis=1),
+            end_activation_bytes=np.stack([held.embedding_activations, held.logits_saved], axis=1),
+            hop_s=self._least_hop_s,
         )
 
     def bounds_below(self, below_s: float) -> FloatArray:
@@ -226,7 +232,9 @@ class Priced:
             most_layers = np.where(repeats > 0, heaviest_s / self._memory.layer_s.min(axis=(1, 2)), np.inf)
         most_layers = np.minimum(most_layers, self.problem.model.num_layers)
         extra = extra_seconds(self._memory, most_layers, self.objective_bounds_s <= below_s)
-        return np.maximum(self.objective_bounds_s, self._objective_bound_s(*extra))
+        once = np.maximum(self.objective_bounds_s, self._objective_bound_s(*extra, np.zeros(len(self.space))))
+        loads_s = least_loads(self._memory, np.where(repeats > 0, heaviest_s, np.inf), once <= below_s)
+        return np.maximum(once, self._objective_bound_s(*extra, loads_s))
 
     @cached_property
     def memory_floors_bytes(self) -> FloatArray:
