@@ -8,12 +8,13 @@ Bytes are those of the whole tensor: the buffer of an all-reduce or a broadcast,
 unreduced input of a reduce-scatter, what one rank sends in an all-to-all, the message of a p2p.
 
   ring    all_reduce 2(n-1) steps, 2(n-1)/n of the bytes; all_gather, reduce_scatter half of both
-  tree    all_reduce 2·log2(n) steps, 2 times the bytes (NCCL takes the faster of both, so do we)
+  tree    all_reduce up and down: a chain in each domain, log2 of the domains between them; 2 times the bytes, at the share of
+          the bandwidth that trees reach (NCCL takes the faster of both, so do we; gloo has the ring alone)
   hierarchical  reduce-scatter in the domain, all-reduce of the shares between domains, all-gather in the domain
 
-Small messages take a protocol of low latency at half the bandwidth, large ones the other (NCCL's LL and Simple); the faster
-one counts. Efficiency and latencies: the calibration's for the class of links, else those of data/links.json, else the
-calibration's for any link of that place.
+Small messages take a protocol of low latency at half the bandwidth and no more than a ceiling, large ones the other (NCCL's
+LL and Simple); the faster one counts. Efficiency and latencies: the calibration's for the class of links, else those of
+data/links.json, else the calibration's for any link of that place.
 
 Thakur, Rabenseifner, Gropp 2005 (ring and tree costs); gloo's reduce-scatter was measured to take as long as its
 all-reduce (torch 2.13, gloo over shaped links: 524 against 522 ms).
@@ -38,8 +39,21 @@ from cost_models.records import Calibration, Cluster, Curve, RecordError
 FloatArray = NDArray[np.float64]
 E = TypeVar("E", bound=StrEnum)
 
-SMALL_PROTOCOL_PASSES = 2.0
+SMALL_PROTOCOL_SHARE = 0.5
 """NCCL's LL sends a flag with every 4 bytes of data: half the bandwidth (NCCL documentation, protocols)."""
+
+RING_PLATEAU = 1.4
+"""Times its latency that a ring's all-reduce of large messages has between nodes ("plateau effect of ring": NVIDIA/nccl
+src/graph/tuning.cc, from compute capability 8)."""
+
+TREE_HOP_S = {"intra": 28e-6, "network": 50e-6}
+"""Latency of one hop of a tree, large messages: that of a chunk of 256 kB (NVIDIA/nccl src/graph/tuning.cc, 01afd20a)."""
+
+SMALL_TREE_HOP_S = {"intra": 0.52e-6, "network": 5e-6}
+"""The same, small messages (its LL)."""
+
+TREE_SHARE = 0.92
+"""Share of the bandwidth that a tree reaches (NCCL src/graph/tuning.cc)."""
 
 
 class Collective(StrEnum):
@@ -81,6 +95,12 @@ class LinkCost:
     """The same of the protocol for small messages, at half the bandwidth."""
     rest: Rate
     """The efficiency, and what it rests on."""
+    tree_step_s: float
+    """Latency of one hop of a tree, large messages."""
+    small_tree_step_s: float
+    """The same, small messages."""
+    small_bytes_per_s: float = math.inf
+    """Ceiling of a group's bandwidth in the protocol for small messages."""
     num_peers: float = 1.0
     """Direct links that a device's bandwidth is the sum of, one to each peer (a mesh); 1 = through a switch, all of it to any peer."""
 
@@ -105,14 +125,31 @@ class Fabric:
     """nccl or gloo."""
     launch_s: float
     """Constant of one collective."""
+    ring_plateau: float
+    """Times its latency that a ring's all-reduce has between domains."""
     curves: dict[str, Curve]
     """Measured, `collective/ranks/link class`."""
 
     @property
     def small_protocol(self) -> "Fabric":
-        """The same fabric with the latencies of the protocol for small messages."""
-        intra, network = (replace(link, step_s=link.small_step_s) for link in (self.intra, self.network))
-        return replace(self, intra=intra, network=network)
+        """The same fabric in the protocol for small messages: other latencies, half of every bandwidth, a ceiling inside."""
+        intra, network = (
+            replace(
+                link,
+                step_s=link.small_step_s,
+                tree_step_s=link.small_tree_step_s,
+                bytes_per_s=link.bytes_per_s * SMALL_PROTOCOL_SHARE,
+            )
+            for link in (self.intra, self.network)
+        )
+        return replace(
+            self,
+            intra=replace(intra, bytes_per_s=min(intra.bytes_per_s, intra.small_bytes_per_s)),
+            network=network,
+            levels=tuple((unit, through * SMALL_PROTOCOL_SHARE) for unit, through in self.levels),
+            flow_bytes_per_s=self.flow_bytes_per_s * SMALL_PROTOCOL_SHARE,
+            ring_plateau=1.0,
+        )
 
 
 def backend_of(cluster: Cluster) -> str:
@@ -133,6 +170,9 @@ def fabric(cluster: Cluster, calibration: Calibration) -> Fabric:
     share = kind.node_bandwidth_bytes_per_s / kind.gpus_per_node * nic_factor
     intra = _link_cost(kind.intra.name, kind.intra.bandwidth_bytes_per_s * intra_factor, "intra", calibration)
     network = _link_cost(kind.nic.name, share, "network", calibration)
+    # the flags of the protocol for small messages are the devices' work, so their links know the ceiling between nodes too
+    between = _link_table().get(kind.intra.name, {}).get("small_message_bytes_per_s_between_nodes", math.inf)
+    network = replace(network, small_bytes_per_s=between)
     levels, unit, through = [], kind.gpus_per_node, network.bytes_per_s
     for level in cluster.fabric:
         unit *= level.radix
@@ -147,6 +187,7 @@ def fabric(cluster: Cluster, calibration: Calibration) -> Fabric:
         flow_bytes_per_s=network.bytes_per_s * kind.gpus_per_node / kind.num_nics if backend == "gloo" else math.inf,
         backend=backend,
         launch_s=rate(calibration, "collective.launch_s", backend).value,
+        ring_plateau=RING_PLATEAU if backend == "nccl" else 1.0,
         curves=dict(calibration.curves),
     )
 
@@ -169,12 +210,17 @@ def _link_cost(name: str, bytes_per_s: float, place: str, calibration: Calibrati
         return rate(calibration, what, name, place)
 
     efficiency = best("link.efficiency", "efficiency")
+    step_s = best("link.latency_s", "latency_s").value
+    small_step_s = best("link.small_latency_s", "small_message_latency_s").value
     return LinkCost(
         name=name,
         bytes_per_s=bytes_per_s * efficiency.value,
-        step_s=best("link.latency_s", "latency_s").value,
-        small_step_s=best("link.small_latency_s", "small_message_latency_s").value,
+        step_s=step_s,
+        small_step_s=small_step_s,
         rest=efficiency,
+        tree_step_s=max(TREE_HOP_S[place], step_s),
+        small_tree_step_s=max(SMALL_TREE_HOP_S[place], small_step_s),
+        small_bytes_per_s=row.get("small_message_bytes_per_s", math.inf),
         num_peers=row.get("num_peers", 1.0),
     )
 
@@ -270,11 +316,19 @@ def collective_s(
     active = (size > 1) & (num_bytes > 0)
     if not active.any():
         return Seconds.zeros(active.shape)
-    groups = groups_of(fabric, size, stride)
-    bytes_per_s = group_bytes_per_s(fabric, groups, together=kind not in ALONE)
+    groups, together = groups_of(fabric, size, stride), kind not in ALONE
+    small = fabric.small_protocol
+    ceiling = np.where(groups.outside, small.network.small_bytes_per_s, small.intra.small_bytes_per_s)
     closed = np.minimum(
-        _closed_s(fabric, kind, how, num_bytes, groups, bytes_per_s),
-        _closed_s(fabric.small_protocol, kind, how, SMALL_PROTOCOL_PASSES * num_bytes, groups, bytes_per_s),
+        _closed_s(fabric, kind, how, num_bytes, groups, group_bytes_per_s(fabric, groups, together=together)),
+        _closed_s(
+            small,
+            kind,
+            how,
+            num_bytes,
+            groups,
+            np.minimum(group_bytes_per_s(small, groups, together=together), ceiling),
+        ),
     )
     near = Seconds.resting_on(fabric.intra.rest, np.where(active & ~groups.outside, closed, 0.0))
     far = Seconds.resting_on(fabric.network.rest, np.where(active & groups.outside, closed, 0.0))
@@ -313,11 +367,20 @@ def _closed_s(
     whole = kind is Collective.ALL_REDUCE or (kind is Collective.REDUCE_SCATTER and fabric.backend == "gloo")
     passes = 2.0 if whole else 1.0
     wire_s = (groups.size - 1) / groups.size * num_bytes / bytes_per_s
-    ring = passes * (_ring_latency_s(fabric, groups) + wire_s)
-    if not whole or how is Algorithm.RING:
+    slower = np.where(groups.outside, fabric.ring_plateau, 1.0) if kind is Collective.ALL_REDUCE else 1.0
+    ring = passes * (_ring_latency_s(fabric, groups) * slower + wire_s)
+    alone = how is Algorithm.DEFAULT and fabric.backend == "gloo"
+    if kind is not Collective.ALL_REDUCE or how is Algorithm.RING or alone:
         return np.asarray(fabric.launch_s + ring)
-    tree = passes * (groups.depth * step_s + num_bytes / bytes_per_s)
+    tree = _tree_s(fabric, num_bytes, groups, bytes_per_s)
     return np.asarray(fabric.launch_s + (tree if how is Algorithm.TREE else np.minimum(ring, tree)))
+
+
+def _tree_s(fabric: Fabric, num_bytes: FloatArray, groups: Groups, bytes_per_s: FloatArray) -> FloatArray:
+    """Up and down a tree: a chain of the members in a domain, then log2 of the domains."""
+    hops_s = (groups.inside - 1) * fabric.intra.tree_step_s
+    hops_s = hops_s + np.ceil(np.log2(np.maximum(groups.domains, 1))) * fabric.network.tree_step_s
+    return np.asarray(2.0 * (hops_s + num_bytes / (bytes_per_s * TREE_SHARE)))
 
 
 def _ring_latency_s(fabric: Fabric, groups: Groups) -> FloatArray:

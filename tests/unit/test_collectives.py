@@ -1,6 +1,7 @@
 """Seconds of collectives: closed forms, a member-by-member count of where groups lie, monotonicity."""
 
 from dataclasses import replace
+from math import inf
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from cost_models.calibrations import shipped
 from cost_models.collectives import (
+    TREE_SHARE,
     Algorithm,
     Collective,
     Fabric,
@@ -32,7 +34,7 @@ POWERS = st.sampled_from([1, 2, 4, 8, 16, 32])
 def bare(**changes: object) -> Fabric:
     """32 devices in domains of 8, without latency: wire time alone."""
     found = fabric(cluster(4), shipped())
-    still = {"step_s": 0.0, "small_step_s": 0.0}
+    still = {"step_s": 0.0, "small_step_s": 0.0, "tree_step_s": 0.0, "small_tree_step_s": 0.0, "small_bytes_per_s": inf}
     intra = replace(found.intra, bytes_per_s=400e9, **still)  # type: ignore[arg-type]
     network = replace(found.network, bytes_per_s=50e9, **still)  # type: ignore[arg-type]
     return replace(replace(found, intra=intra, network=network, launch_s=0.0), **changes)  # type: ignore[arg-type]
@@ -55,16 +57,34 @@ def seconds(links: Fabric, name: str, num_bytes: float, size: int, stride: int, 
 def test_rings_in_closed_form(name: str, passes: float, size: int, stride: int, bytes_per_s: float) -> None:
     expected = passes * (size - 1) / size * MIB / bytes_per_s
     how = "ring" if name == "all_reduce" else "default"
-    assert seconds(bare(), name, MIB, size, stride, how) == pytest.approx(expected)
+    assert seconds(bare(), name, MIB, size, stride, how) == pytest.approx(expected, rel=1e-9)
 
 
 def test_latency_in_closed_form() -> None:
     found = bare(launch_s=3.0)
-    found = replace(found, intra=replace(found.intra, step_s=1.0, small_step_s=1.0, bytes_per_s=1e30))
+    ones = {"step_s": 1.0, "small_step_s": 1.0, "tree_step_s": 0.5, "small_tree_step_s": 0.5, "bytes_per_s": 1e30}
+    found = replace(found, intra=replace(found.intra, **ones))
     assert seconds(found, "all_reduce", 1.0, 8, 1, "ring") == pytest.approx(3 + 2 * 7)
-    assert seconds(found, "all_reduce", 1.0, 8, 1, "tree") == pytest.approx(3 + 2 * 3)
-    assert seconds(found, "all_reduce", 1.0, 8, 1) == pytest.approx(3 + 2 * 3)
+    assert seconds(found, "all_reduce", 1.0, 8, 1, "tree") == pytest.approx(3 + 2 * 7 * 0.5)
+    assert seconds(found, "all_reduce", 1.0, 8, 1) == pytest.approx(3 + 2 * 7 * 0.5)
     assert seconds(found, "all_gather", 1.0, 8, 1) == pytest.approx(3 + 7)
+
+
+def test_a_tree_is_a_chain_in_each_domain_and_halves_the_domains() -> None:
+    found = bare()
+    intra = replace(found.intra, tree_step_s=1.0, small_tree_step_s=1.0)
+    network = replace(found.network, tree_step_s=100.0, small_tree_step_s=100.0)
+    found = replace(found, intra=intra, network=network)
+    wire_s = 2 * MIB / 50e9 / 8 / TREE_SHARE  # all eight ways out, as fast as the domain itself
+    assert seconds(found, "all_reduce", MIB, 32, 1, "tree") == pytest.approx(2 * (7 + 2 * 100) + wire_s)
+    assert seconds(found, "all_reduce", MIB, 4, 8, "tree") == pytest.approx(2 * 2 * 100 + 8 * wire_s)
+
+
+def test_rings_between_domains_have_a_longer_latency_in_large_all_reduces_alone() -> None:
+    found = bare()
+    found = replace(found, network=replace(found.network, step_s=1e-3, small_step_s=1.0), ring_plateau=1.4)
+    assert seconds(found, "all_reduce", 1.0, 4, 8, "ring") == pytest.approx(1.4 * 2 * 3 * 1e-3)
+    assert seconds(found, "all_gather", 1.0, 4, 8) == pytest.approx(3e-3)
 
 
 def test_small_messages_take_the_protocol_of_low_latency() -> None:
@@ -74,6 +94,29 @@ def test_small_messages_take_the_protocol_of_low_latency() -> None:
     assert seconds(found, "all_gather", 8.0, 2, 1) == pytest.approx(1e-6, rel=0.02)
     large = seconds(found, "all_gather", 2e9, 2, 1)
     assert large == pytest.approx(1.0 + 1e-5)
+
+
+def test_small_messages_have_half_the_bandwidth_and_no_more_than_a_ceiling() -> None:
+    found = bare()
+    slow = {"step_s": 1.0}  # so that only the protocol for small messages counts
+    found = replace(found, intra=replace(found.intra, **slow), network=replace(found.network, **slow))
+    assert seconds(found, "all_gather", MIB, 8, 1) == pytest.approx(7 / 8 * MIB / 200e9)
+    assert seconds(found, "all_gather", MIB, 32, 1) == pytest.approx(31 / 32 * MIB / 200e9)
+    low = replace(
+        found,
+        intra=replace(found.intra, small_bytes_per_s=100e9),
+        network=replace(found.network, small_bytes_per_s=20e9),
+    )
+    assert seconds(low, "all_gather", MIB, 8, 1) == pytest.approx(7 / 8 * MIB / 100e9)
+    assert seconds(low, "all_gather", MIB, 32, 1) == pytest.approx(31 / 32 * MIB / 20e9)
+    hopper = fabric(cluster(4), shipped())
+    assert (hopper.intra.small_bytes_per_s, hopper.network.small_bytes_per_s) == (141e9, 35e9)
+
+
+def test_gloo_has_the_ring_alone() -> None:
+    found = replace(bare(), backend="gloo", intra=replace(bare().intra, step_s=1.0, small_step_s=1.0))
+    assert seconds(found, "all_reduce", 8.0, 8, 1) == pytest.approx(14.0)
+    assert seconds(found, "all_reduce", 8.0, 8, 1, "tree") < 1e-3
 
 
 def test_hierarchical_beats_a_ring_where_the_network_is_slow() -> None:
