@@ -44,6 +44,8 @@ def make_plan(
     The request's layout is today's: always a candidate. `gpus` is "N" (exactly) or "..N" (at most). Raises InfeasibleError with
     the smallest changes that would do, TimeLimitError where no plan was known in time, InputError for what is wrong.
     """
+    if time_limit_s is not None and not time_limit_s >= 0:
+        raise InputError(f"--time-limit {time_limit_s:g}: seconds from 0 are needed")
     problem = problem_of(request, calibration)
     worlds = worlds_of(gpus, request.cluster.num_gpus, request.cluster.pools[0].kind.gpus_per_node)
     if request.layout is not None:

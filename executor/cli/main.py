@@ -6,6 +6,7 @@ plan; 130 interrupted.
 
 import argparse
 import importlib
+import io
 import json
 import os
 import signal
@@ -22,6 +23,7 @@ from executor.cli.outcome import Outcome
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one verb and returns the exit code."""
+    _show_what_can_be_shown()
     arguments = parser().parse_args(argv)
     _end_in_order_when_told_to()
     as_json = bool(getattr(arguments, "json", False))
@@ -30,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _check_outputs(arguments)
         verbs = importlib.import_module("executor.cli.verbs")
         outcome: Outcome = getattr(verbs, arguments.verb)(arguments)
-        _print(json.dumps(outcome.document, ensure_ascii=False, allow_nan=False) if as_json else outcome.text())
+        _print(_json(outcome.document) if as_json else outcome.text())
         return outcome.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -57,9 +59,36 @@ def _end_in_order_when_told_to() -> None:
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
+class _OutputError(Exception):
+    """stdout is closed, or its disk is full."""
+
+    exit_code = 2
+
+
 def _print(text: str) -> None:
-    sys.stdout.write(text if text.endswith("\n") else text + "\n")
-    sys.stdout.flush()
+    try:
+        if sys.stdout is None:
+            raise _OutputError("the output cannot be written (stdout is closed)")
+        sys.stdout.write(text if text.endswith("\n") else text + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        # what is left in the buffer would fail once more at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise _OutputError(f"the output cannot be written ({error.strerror})") from None
+
+
+def _show_what_can_be_shown() -> None:
+    """A terminal or a locale without Unicode gets a question mark, not an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _json(document: object) -> str:
+    plain = getattr(sys.stdout, "encoding", None) or "ascii"
+    return json.dumps(document, ensure_ascii=plain.lower() not in ("utf-8", "utf8"), allow_nan=False)
 
 
 def _failed(error: Exception, as_json: bool) -> int:
@@ -70,8 +99,8 @@ def _failed(error: Exception, as_json: bool) -> int:
         print("meshwright: this is a bug in Meshwright; please report it with the lines above", file=sys.stderr)
     else:
         print(f"meshwright: {error}", file=sys.stderr)
-    if as_json:
+    if as_json and not isinstance(error, _OutputError):
         detail = getattr(error, "document", None)
         message = {"error": {"kind": type(error).__name__, "message": str(error), "exit_code": code}}
-        _print(json.dumps(message | (detail or {}), ensure_ascii=False))
+        _print(_json(message | (detail or {})))
     return code

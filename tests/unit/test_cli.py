@@ -1,6 +1,7 @@
 """The command line: its surface, its exit codes, and that each bad input gets one clear error."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -138,6 +139,9 @@ def test_the_solver_writes_nothing_to_stdout() -> None:
         ({"--calibration": "nowhere.json"}, 2, "cannot be read"),
         ({"--model": "llama3-405b"}, 1, "the least number of whole nodes"),
         ({"--time-limit": "0"}, 4, "time limit"),
+        ({"--time-limit": "-1"}, 2, "--time-limit -1: seconds from 0"),
+        ({"--time-limit": "nan"}, 2, "--time-limit nan: seconds from 0"),
+        ({"--gpus": "3", "--pin": "pp=1, tp=1"}, 1, "GBS_MOD_MBSDP"),
     ],
 )
 def test_bad_input_of_plan(change: dict[str, str], code: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -442,3 +446,25 @@ def test_models_of_another_world_are_one_error(
     assert found == code, error
     assert words in error
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("arguments", [["help", "layout"], ["help", "layout", "--json"], ["probe", "nowhere"]])
+def test_a_terminal_without_unicode_gets_what_it_can_show(arguments: list[str]) -> None:
+    ascii_only = {"LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-m", "executor", *arguments],
+        capture_output=True, timeout=60, check=False, env={**os.environ, **ascii_only},
+    )  # fmt: skip
+    assert done.returncode == (2 if "nowhere" in arguments else 0), done.stderr
+    assert b"Traceback" not in done.stderr
+    if "--json" in arguments:
+        assert "world = dp·cp·tp·pp" in json.loads(done.stdout)["text"]
+
+
+@pytest.mark.parametrize("redirection", [">&-", ">/dev/full"])
+def test_an_output_that_takes_nothing_is_told(redirection: str) -> None:
+    command = f'"{sys.executable}" -m executor probe h100x8 --json {redirection}'
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "meshwright: the output cannot be written" in done.stderr
+    assert "Traceback" not in done.stderr
