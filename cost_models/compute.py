@@ -20,66 +20,72 @@ TILE_ELEMENTS = 128 * 256
 """Outputs of one thread block in a large matrix product (cuBLAS' and CUTLASS' usual tile of 128 x 256)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Seconds:
-    """Seconds by what they rest on; arrays of one shape."""
+    """Seconds by what they rest on. One array, so that a sum or a factor is one operation however few cells there are."""
 
-    measured: FloatArray
-    """On a measurement of this very operation."""
-    calibrated: FloatArray
-    """On a coefficient fitted to measured runs."""
-    table: FloatArray
-    """On a data sheet or a publication."""
+    parts: FloatArray
+    """(..., 3): on a measurement of this very operation, on a coefficient fitted to measured runs, on a data sheet or a
+    publication."""
+
+    @property
+    def measured(self) -> FloatArray:
+        """On a measurement of this very operation."""
+        return np.asarray(self.parts[..., 0])
+
+    @property
+    def calibrated(self) -> FloatArray:
+        """On a coefficient fitted to measured runs."""
+        return np.asarray(self.parts[..., 1])
+
+    @property
+    def table(self) -> FloatArray:
+        """On a data sheet or a publication."""
+        return np.asarray(self.parts[..., 2])
 
     @property
     def total(self) -> FloatArray:
         """The sum."""
-        return self.measured + self.calibrated + self.table
+        parts = self.parts
+        return np.asarray(parts[..., 0] + parts[..., 1] + parts[..., 2])
 
     @classmethod
     def resting_on(cls, rate: Rate, seconds: ArrayLike) -> Self:
         """Seconds that one coefficient decides."""
         array = np.asarray(seconds, dtype=float)
-        zero = np.zeros_like(array)
-        return cls(measured=zero, calibrated=array if rate.fitted else zero, table=zero if rate.fitted else array)
+        parts = np.zeros((*array.shape, 3))
+        parts[..., 1 if rate.fitted else 2] = array
+        return cls(parts)
 
     @classmethod
     def zeros(cls, shape: tuple[int, ...]) -> Self:
         """No time."""
-        zero = np.zeros(shape)
-        return cls(measured=zero, calibrated=zero, table=zero)
+        return cls(np.zeros((*shape, 3)))
 
     def __add__(self, other: "Seconds") -> "Seconds":
-        return Seconds(
-            measured=self.measured + other.measured,
-            calibrated=self.calibrated + other.calibrated,
-            table=self.table + other.table,
-        )
+        return Seconds(self.parts + other.parts)
 
     def scaled(self, factor: ArrayLike) -> "Seconds":
         """Each part times `factor`."""
-        array = np.asarray(factor, dtype=float)
-        return Seconds(measured=self.measured * array, calibrated=self.calibrated * array, table=self.table * array)
+        return Seconds(self.parts * np.asarray(factor, dtype=float)[..., None])
 
     def rescaled_to(self, total: ArrayLike) -> "Seconds":
         """The same shares, another total (0 stays 0)."""
-        old = self.total
-        with np.errstate(invalid="ignore", divide="ignore"):
-            factor = np.where(old > 0, np.asarray(total, dtype=float) / old, 0.0)
-        return self.scaled(factor)
+        old, wanted = self.total, np.asarray(total, dtype=float)
+        none = old == 0
+        if none.any():
+            return self.scaled(np.where(none, 0.0, wanted / np.where(none, 1.0, old)))
+        return self.scaled(wanted / old)
 
     def where(self, use: NDArray[np.bool_], seconds: ArrayLike) -> "Seconds":
         """This, but measured `seconds` where `use` holds."""
-        keep = ~use
-        return Seconds(
-            measured=np.where(use, seconds, self.measured),
-            calibrated=self.calibrated * keep,
-            table=self.table * keep,
-        )
+        found = self.parts * ~use[..., None]
+        found[..., 0] = np.where(use, seconds, self.parts[..., 0])
+        return Seconds(found)
 
     def stacked(self) -> FloatArray:
         """One array with a last axis (measured, calibrated, table)."""
-        return np.stack(np.broadcast_arrays(self.measured, self.calibrated, self.table), axis=-1)
+        return self.parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

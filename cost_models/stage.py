@@ -232,7 +232,11 @@ def _priced(rows: list[list[_Row]], hidden: "_Hidden", gathers: list[Traffic]) -
     """Forward compute, backward compute, forward exposed, backward exposed, each [kind][recompute]."""
     columns: tuple[list[list[Seconds]], ...] = ([], [], [], [])
     for kind_rows, gather in zip(rows, gathers, strict=True):
-        opened = [_exposed(row, hidden, gather) for row in kind_rows]
+        once: dict[int, tuple[Seconds, Seconds]] = {}  # embedding and head are one row under every recompute
+        for row in kind_rows:
+            if id(row) not in once:
+                once[id(row)] = _exposed(row, hidden, gather)
+        opened = [once[id(row)] for row in kind_rows]
         columns[0].append([row.passed.forward for row in kind_rows])
         columns[1].append([row.passed.backward for row in kind_rows])
         columns[2].append([pair[0] for pair in opened])
@@ -382,21 +386,23 @@ def _exposed(row: _Row, hidden: _Hidden, gathers: Traffic) -> tuple[Seconds, Sec
     for way, side in enumerate(("forward", "backward")):
         work_s = getattr(row.passed, side).total
         tensor, gather = getattr(row.tensor, side), getattr(gathers, side)
-        left = _left(tensor, tensor.total * hidden.tensor, work_s)
+        left = _left(tensor, hidden.tensor, work_s)
         if row.context is not None and row.room_s is not None:
             around = getattr(row.context, side)
-            left = left + _left(around, around.total, row.room_s[way] * hidden.context)
+            left = left + _left(around, 1.0, row.room_s[way] * hidden.context)
         if row.experts is not None:
             exchange = getattr(row.experts, side)
-            left = left + _left(exchange, exchange.total * hidden.experts, work_s)
-        sides.append(left + _left(gather, gather.total, work_s * hidden.gathers))
+            left = left + _left(exchange, hidden.experts, work_s)
+        sides.append(left + _left(gather, 1.0, work_s * hidden.gathers))
     return sides[0], sides[1]
 
 
-def _left(seconds: Seconds, hideable_s: FloatArray, room_s: FloatArray) -> Seconds:
-    """`seconds` less what hides: at most `hideable_s` of them, in at most `room_s` of work."""
+def _left(seconds: Seconds, hideable: FloatArray | float, room_s: FloatArray) -> Seconds:
+    """`seconds` less what hides: at most the share `hideable` of them, in at most `room_s` of work."""
     total = seconds.total
-    return seconds.rescaled_to(np.maximum(total - np.minimum(hideable_s, room_s), 0.0))
+    if not total.any():
+        return seconds
+    return seconds.rescaled_to(np.maximum(total - np.minimum(total * hideable, room_s), 0.0))
 
 
 # --- data parallelism -----------------------------------------------------------------------------------------------------
@@ -417,7 +423,7 @@ def _shard_traffic(problem: Problem, cells: Cells, links: Fabric, common: FloatA
     element = compute.element_bytes(problem.workload.precision)
     forward = backward = Seconds.zeros(common.shape)
     for params, group in ((common, cells.shard_group), (routed, cells.expert_shard_group)):
-        if params.any():
+        if each.any() and params.any():
             gather = collective_s(links, Collective.ALL_GATHER, params * element, *group)
             reduced = collective_s(links, Collective.REDUCE_SCATTER, params * reduce_bytes(problem), *group)
             forward = forward + gather.scaled(once)
@@ -617,9 +623,7 @@ def _tied_exchange(prices: BlockPrices, cell: int, shape: ColumnShape) -> Second
     if not copies or pp == 1 or together:
         return Seconds.zeros(apart.shape)
     exchanged = collective_s(prices.fabric, Collective.ALL_REDUCE, copies, 2, stride * (pp - 1))
-    return Seconds(
-        measured=exchanged.measured * apart, calibrated=exchanged.calibrated * apart, table=exchanged.table * apart
-    )
+    return exchanged.scaled(apart)
 
 
 def _hops(prices: BlockPrices, cell: int, stage: NDArray[np.int64]) -> FloatArray:
