@@ -1,5 +1,6 @@
 """Fitted coefficients, each with its birth certificate, and measured values, which beat them."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -43,6 +44,8 @@ class Curve:
             raise RecordError("a curve has as many seconds as sizes, at least one, and its sizes increase")
         if any(not second > 0 for second in self.seconds):
             raise RecordError("seconds of a curve are positive")
+        if not 0 < self.sizes_bytes[0] <= self.sizes_bytes[-1] < math.inf:
+            raise RecordError("sizes of a curve are positive numbers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,3 +68,14 @@ class Calibration:
     """Measured collectives: `all_reduce/ranks/link class` -> curve."""
     fitted_on: tuple[str, ...] = ()
     """Digests of the published configurations that its coefficients were fitted on: a prediction of one of these is no test."""
+
+    def __post_init__(self) -> None:
+        for name, coefficient in self.coefficients.items():
+            value = coefficient.value
+            if not math.isfinite(value) or ("efficiency" in name and value <= 0):
+                kind = "a positive number" if "efficiency" in name else "a number"
+                raise RecordError(f"coefficient {name} is {value:g}; {kind} is needed")
+        for key, seconds in self.operations_s.items():
+            free = key.startswith("launch/")  # a launch that hides altogether measures as nothing
+            if not 0 <= seconds < math.inf or (not seconds and not free):
+                raise RecordError(f"operations_s of {key!r} is {seconds:g} s; a positive number is needed")

@@ -151,6 +151,8 @@ def model_from_hf_config(data: Mapping[str, Any], name: str) -> Model:
     hidden = _number(data, "hidden")
     heads = _number(data, "heads")
     mla = _mla(data, model_type)
+    if not heads:
+        raise InputError("the number of attention heads is 0; a whole number from 1 is needed")
     head_dim = _number(data, "head_dim", None) or hidden // heads
     learned = family.positions is Positions.LEARNED
     return Model(
@@ -182,7 +184,8 @@ def model_from_hf_config(data: Mapping[str, Any], name: str) -> Model:
 def _model_type(data: Mapping[str, Any]) -> str:
     said = data.get("model_type")
     if said is None:
-        architecture = str((data.get("architectures") or [""])[0]).lower()
+        listed = data.get("architectures") or [""]
+        architecture = str(listed[0] if isinstance(listed, list) else listed).lower()
         by_class = {kind.replace("_", ""): kind for kind in (*FAMILIES, *REFUSED)}
         found = [by_class[key] for key in by_class if architecture in (f"{key}forcausallm", f"{key}lmheadmodel")]
         said = found[0] if found else (architecture or None)
@@ -248,7 +251,9 @@ def _norms_per_layer(data: Mapping[str, Any], model_type: str, family: Family) -
     count = data.get("num_ln_in_parallel_attn")
     if count is None:
         count = 2 if _flag(data, "new_decoder_architecture", False) else 1
-    return int(count)
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise InputError(f"num_ln_in_parallel_attn={count!r}; a whole number from 1 is needed")
+    return count
 
 
 def _positions(data: Mapping[str, Any], model_type: str, family: Family) -> Positions:
@@ -276,7 +281,9 @@ def _window(data: Mapping[str, Any], family: Family) -> int | None:
     if family.mixed_windows or (family.window_switch and not _flag(data, family.window_switch, False)):
         return None
     window = data.get("sliding_window", family.window_default)  # null is off, absent the default
-    return int(window) if window else None
+    if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 0):
+        raise InputError(f"sliding_window={window!r}; a whole number from 0, or null for none, is needed")
+    return window or None
 
 
 def _mla(data: Mapping[str, Any], model_type: str) -> Mla | None:
@@ -302,6 +309,8 @@ def _moe(data: Mapping[str, Any], model_type: str, family: Family) -> Moe | None
             )
     dense = _number(data, "num_dense_layers", 0)
     listed = data.get("mlp_only_layers") or []
+    if not isinstance(listed, list) or not all(isinstance(layer, int) for layer in listed):
+        raise InputError(f"mlp_only_layers={listed!r}; a list of numbers of layers is needed")
     if listed and sorted(listed) != list(range(len(listed))):
         raise InputError(f"mlp_only_layers={listed}: dense layers other than the leading ones are not supported")
     moe_ffn = _number(data, "moe_ffn", None) or _number(data, "ffn")  # Mixtral's experts are its intermediate_size wide

@@ -309,3 +309,25 @@ def test_the_gate_of_shared_experts_and_the_norm_behind_the_embedding_count():
 
     assert replace(base, moe=gated).num_params - replace(base, moe=moe).num_params == base.num_layers * base.hidden
     assert replace(base, embedding_norm=True).num_params - base.num_params == base.hidden
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"num_attention_heads": 0}, "attention heads is 0"),
+        ({"model_type": "mistral", "sliding_window": "4096"}, "sliding_window='4096'; a whole number"),
+        ({"model_type": "mistral", "sliding_window": -4}, "sliding_window=-4"),
+        ({"model_type": "falcon", "num_ln_in_parallel_attn": "x"}, "num_ln_in_parallel_attn='x'"),
+        (
+            {"model_type": "qwen3_moe", "num_experts": 8, "mlp_only_layers": ["a", 1]},
+            "mlp_only_layers=.*a list of numbers",
+        ),
+    ],
+)
+def test_odd_values_of_a_config(tmp_path, change, words):
+    config = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+              "intermediate_size": 128, "vocab_size": 100, "moe_intermediate_size": 8} | change  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    with pytest.raises(InputError, match=words):
+        read_model(str(path))

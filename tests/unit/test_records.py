@@ -117,7 +117,7 @@ def test_any_model_reads_back_equal(model):
 @given(
     num_nodes=st.integers(1, 5000),
     rails=st.booleans(),
-    share=st.floats(0.0, 1.0),
+    share=st.floats(0.0, 1.0, exclude_min=True),
     over=st.floats(1.0, 16.0),
     memory=st.integers(1, 2**45),
 )
@@ -428,3 +428,22 @@ def test_json_on_which_readers_do_not_agree_is_an_error(text: str, told: str) ->
 
 def test_json_with_a_byte_order_mark_is_read() -> None:
     assert parse('\ufeff{"a": 9007199254740991}') == {"a": 2**53 - 1}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda d: d["operations_s"].update({"memory_bound/bf16/1000": 0.0}),
+            "'memory_bound/bf16/1000' is 0 s; a positive",
+        ),
+        (lambda d: d["operations_s"].update({"launch/bf16": -1.0}), "'launch/bf16' is -1 s"),
+        (lambda d: d["operations_s"].update({"launch/bf16": None}), "'launch/bf16' is inf s"),
+        (lambda d: next(iter(d["coefficients"].values())).update(value=None), "is inf; a .*number is needed"),
+    ],
+)
+def test_what_a_calibration_may_not_say(change, words):
+    data = to_json(samples.CALIBRATION)
+    change(data)
+    with pytest.raises(RecordError, match=words):
+        from_json(type(samples.CALIBRATION), data)
