@@ -12,16 +12,23 @@ Bytes that stay (states, gathered copies, working sets, communication buffers, c
                regrouped); gathered: what a runtime keeps whole on every tensor-parallel rank; latent attention adds its
                latents, routed experts routed·R·(1+gate)·ffn/etp + routed_hidden·R·h + router·T·experts for R routed rows
   logits       saved and working bytes per logit of the rank's part of the vocabulary
+  working      what a layer that recomputes holds while its backward pass runs, or what the loss holds while it runs: these
+               two never meet, since the logits of a micro-batch are gone before its first layer's backward pass
+  context      what no tensor of the model accounts for: workspaces of matrix products, with routed experts a second set
+               (grouped products run on several streams); counted by the allocator's reserve also what it keeps and does
+               not use (slack); by nvidia-smi also the driver's context and communication buffers
+
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.calibrations import find, value, value_or
 from cost_models.compute import element_bytes
+from cost_models.experts import fullest_rows
 from cost_models.problem import Cells, Columns, ColumnShape, Problem, column_shape
 from cost_models.recompute import repeated
 from cost_models.records import (
@@ -29,11 +36,13 @@ from cost_models.records import (
     BlockKind,
     Decision,
     Gather,
+    MemoryKind,
     Optimizer,
     Precision,
     RecordError,
     StateBytes,
 )
+from cost_models.residuals import residual_bytes
 from cost_models.schedules import Pipeline, max_held
 from cost_models.shares import Share, layer_params, share, shared_width
 from cost_models.split_backward import held_share
@@ -142,8 +151,9 @@ def layer_activation_bytes(
     if kind is BlockKind.MOE:
         moe = model.moe
         assert moe is not None
-        elements["routed"] = part.routed_rows * (1 + gate) * moe.moe_ffn / part.etp
-        elements["routed_hidden"] = part.routed_rows * model.hidden
+        rows = fullest_rows(problem, part)
+        elements["routed"] = rows * (1 + gate) * moe.moe_ffn / part.etp
+        elements["routed_hidden"] = rows * model.hidden
         elements["router"] = part.tokens / part.sequence_parts * moe.num_experts
     if again.keeps_outputs_only:
         # the layer's input, and what the products and the attention put out (executor/sharding/recompute.py)
@@ -278,12 +288,16 @@ def column_footprints(problem: Problem, cells: Cells, memory: BlockMemory, cell:
         if not memory.per_param["gathered"][cell]:
             held["gathered"] = element * np.minimum(GATHERED_UNITS * largest, params + routed) * share_of
     working = _working_bytes(memory, cell, shape) * share_of
+    residual = residual_bytes(problem)
+    # a looped device recomputes other stages' layers too, when no logits are alive
+    gone = memory.logits_saved[cell] if cells.vpp[cell] == 1 else 0.0
     return Footprints(
         fixed={
             **held,
-            "working": working + shape.head * memory.logits_working[cell],
+            "working": np.where(shape.head > 0, np.maximum(working - gone, memory.logits_working[cell]), working),
             "communication": buffers,
-            "context": np.full_like(params, context_bytes(problem) * share_of),
+            "context": np.full_like(params, counted_context_bytes(problem) * share_of),
+            **({"residual": np.full_like(params, residual * share_of)} if residual else {}),
         },
         per_micro_batch={
             "activations": np.einsum("nkr,kr->n", shape.layers, memory.activations[cell])
@@ -314,9 +328,35 @@ def _working_bytes(memory: BlockMemory, cell: int, shape: ColumnShape) -> FloatA
 
 
 def context_bytes(problem: Problem) -> float:
-    """Bytes of this memory kind that no tensor of the step accounts for: workspaces; for nvidia-smi also the driver's."""
-    family = problem.cluster.pools[0].kind.device.family
-    return value(problem.calibration, f"memory.context_bytes.{problem.memory_kind.value}", family)
+    """Bytes that every device has whatever it holds: context, and what measured runs took beside all that is counted."""
+    return counted_context_bytes(problem) + residual_bytes(problem)
+
+
+def counted_context_bytes(problem: Problem) -> float:
+    """Bytes of this memory kind that no tensor of the step accounts for.
+
+    Where they were measured as one number (`memory.context_bytes.KIND`), that number; else the sum of what each way of
+    counting adds: workspaces (allocated), the allocator's slack (reserved), the driver's context and communication
+    buffers (nvidia-smi).
+    """
+    family, kind = problem.cluster.pools[0].kind.device.family, problem.memory_kind
+    own = f"memory.context_bytes.{kind.value}"
+    if kind is MemoryKind.ALLOCATED or find(problem.calibration, own, family) is not None:
+        return value(problem.calibration, own, family) + _grouped_bytes(problem, family)
+    if kind is MemoryKind.RSS:
+        return value(problem.calibration, own, family)
+    counted = value(problem.calibration, "memory.context_bytes.allocated", family) + _grouped_bytes(problem, family)
+    counted += value(problem.calibration, "memory.slack_bytes", problem.runtime.name)
+    if kind is MemoryKind.NVIDIA_SMI:
+        counted += value(problem.calibration, "memory.outside_bytes.reserved", family)
+    return counted
+
+
+def _grouped_bytes(problem: Problem, family: str) -> float:
+    """Workspaces of the grouped products of routed experts."""
+    if problem.model.moe is None:
+        return 0.0
+    return value_or(0.0, problem.calibration, "memory.grouped_workspace_bytes", family)
 
 
 def usable_bytes(problem: Problem) -> float:
@@ -391,10 +431,21 @@ def memory_report(problem: Problem, decision: Decision) -> tuple[DeviceMemory, .
     shape = column_shape(problem.model, columns)
     footprints = column_footprints(problem, cells, block_memory(problem, cells), 0, shape)
     vectors = max_held(Pipeline.of(layout, decision.num_micro_batches))
-    return tuple(
+    devices = tuple(
         _device_memory(device, layout.world // layout.pp, footprints, decision, vectors[device], columns, shape)
         for device in range(layout.pp)
     )
+    return tuple(_without_slack(problem, device) for device in devices)
+
+
+def _without_slack(problem: Problem, device: DeviceMemory) -> DeviceMemory:
+    """Near the limit the allocator gives back what it does not use before it fails: slack shrinks, and never refuses a run."""
+    if problem.memory_kind not in (MemoryKind.RESERVED, MemoryKind.NVIDIA_SMI):
+        return device
+    slack = value(problem.calibration, "memory.slack_bytes", problem.runtime.name)
+    over = min(max(device.peak_bytes - usable_bytes(problem), 0.0), slack, device.kinds["context"])
+    kinds = {**device.kinds, "context": device.kinds["context"] - over}
+    return replace(device, kinds=kinds, phases={name: held - over for name, held in device.phases.items()})
 
 
 def _device_memory(

@@ -210,7 +210,7 @@ def read_run(row: Mapping[str, str], calibration: Calibration) -> Run:
         id=row["id"],
         digest=digest_of(row),
         problem=problem,
-        layout=_layout(row),
+        layout=_layout(row, runtime),
         counts=counts,
         last_rank=last_rank,
     )
@@ -356,7 +356,7 @@ def _with_kind(runtime: Runtime, kind: str) -> Runtime:
     return replace(runtime, recompute_kinds=(*runtime.recompute_kinds, kind))
 
 
-def _layout(row: Mapping[str, str]) -> Layout:
+def _layout(row: Mapping[str, str], runtime: Runtime) -> Layout:
     """n_gpus decides dp: tables disagree on what they call dp where experts are parallel."""
     tp, pp, cp, ep = (_whole(row, name, 1) for name in ("tp", "pp", "cp", "ep"))
     dp, rest = divmod(_whole(row, "n_gpus"), tp * pp * cp)
@@ -371,7 +371,7 @@ def _layout(row: Mapping[str, str]) -> Layout:
         pp=pp,
         cp=cp,
         ep=ep,
-        etp=_whole(row, "etp", 1),
+        etp=_whole(row, "etp", tp if row["experts"] and runtime.etp_default == "tp" else 1),
         vpp=vpp,
         mbs=mbs,
         zero=_whole(row, "zero_stage", 3 if _one_of(row, "fsdp", _YES) else 0, least=0),

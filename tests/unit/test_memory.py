@@ -178,7 +178,7 @@ def test_recompute_keeps_less_and_unfused_attention_keeps_scores() -> None:
     unfused = problem(runtime=replace(RUNTIME, name="megatron-deepspeed"))
     fused = problem(runtime=replace(RUNTIME, name="megatron"))
     cells = Cells.of([normalised(dp=4)])
-    scores = 5.0 * 16 * 2048**2
+    scores = value(whole.calibration, "memory.activation.score_bytes") * 16 * 2048**2
     difference = block_memory(unfused, cells).activations - block_memory(fused, cells).activations
     assert difference[0, 0].tolist() == pytest.approx([scores, 0.0, 0.0])
 
