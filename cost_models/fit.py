@@ -1,20 +1,13 @@
-"""Measurements -> Calibration: what was measured, as it is, and coefficients for what was not, each with rows and residual.
+"""A profile and a probe -> Calibration: what was measured, as it is, and coefficients for what was not.
 
-Two ways in:
-
-  fit      a profile and a probe (operations, collectives). Medians are taken over as they are; the efficiencies of products
-           and of attention and the multiplier of memory-bound work are fitted for the shapes that nobody measured.
-  refit    whole runs. One multiplier for each operation, collective and coefficient that the runs' predictions depend on,
-           found together as the most probable one (MAP): log-multipliers are normal about 0, the prior, so what the runs do
-           not tell apart stays where it was.
-
-                 minimise  Σ_rows ((log measured - log predicted(x)) / spread)² + Σ_parameters (x / prior)²
+Medians of operations and collectives are taken over as they are; the efficiencies of products and of attention and the
+multiplier of memory-bound work are fitted for the shapes that nobody measured. Whole runs are the matter of `refit`.
 """
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 
 import numpy as np
@@ -43,27 +36,6 @@ FloatArray = NDArray[np.float64]
 
 LEAST_SAMPLES = 5
 """Samples from which the spread of an operation says something."""
-LEAST_SPREAD = 0.02
-"""Least relative spread of a measured run: a perfect repetition says little of the next day (p90 of repeated published
-configurations is 6 to 9%)."""
-PRIOR_SPREAD = {"operations": 0.3, "curves": 0.7, "coefficients": 0.5}
-"""How far off each kind of parameter may be before a run tells (one standard deviation of its logarithm): an operation was
-timed alone, a collective alone on idle cores, a coefficient of the table never here."""
-SHARES = ("matmul.efficiency", "attention.efficiency", "attention.unfused_efficiency", "link.efficiency", "overlap")
-"""Coefficients that are a part of something: no run makes one more than 1, and they vary less than bytes and seconds do."""
-SHARE_SPREAD = 0.2
-"""PRIOR_SPREAD of a share."""
-FITTED_PART = 0.5
-"""A coefficient that was fitted on other runs may be off by this part of what one of the table may: left-out published sources
-move fitted coefficients by 5 to 15%."""
-SENSITIVITY_STEP = 1e-3
-"""Change of a log-parameter by which sensitivities are found (forward differences)."""
-LEAST_SENSITIVITY = 1e-4
-"""d log step / d log parameter below which the runs say nothing about a parameter."""
-MOST_ITERATIONS = 30
-"""Of Gauss-Newton; seconds are nearly linear in the parameters, so three are the rule."""
-CONVERGED = 1e-6
-"""Largest change of a log-parameter in the last iteration."""
 
 
 # From a profile and a probe --------------------------------------------------------------------------------------------
@@ -308,153 +280,3 @@ def _log_mean(ratios: Sequence[float]) -> tuple[float, float]:
     logs = [math.log(ratio) for ratio in ratios]
     mean = sum(logs) / len(logs)
     return math.exp(mean), math.sqrt(sum((log - mean) ** 2 for log in logs) / max(1, len(logs) - 1))
-
-
-# From runs -------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One measured quantity of a run."""
-
-    label: str
-    """For people: layout and phase."""
-    measured_s: float
-    """Median."""
-    spread: float
-    """Relative, of the measurement."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refit:
-    """A calibration refitted on runs."""
-
-    calibration: Calibration
-    """With the new values."""
-    multipliers: Mapping[str, float]
-    """Parameter -> factor that it got: `operations/layer/forward`, `curves/all_reduce`, `coefficients/step.constant_s.cpu`."""
-    before: tuple[float, ...]
-    """log(measured / predicted) of each row, with the prior."""
-    after: tuple[float, ...]
-    """The same, refitted."""
-
-
-Predict = Callable[[Calibration], Sequence[float]]
-"""Seconds of each row under a calibration."""
-
-
-def refit(prior: Calibration, rows: Sequence[Row], predict: Predict, *, name: str, date: str) -> Refit:
-    """The most probable multipliers of everything that the rows' predictions depend on; see the head of this module."""
-    if not rows:
-        raise RecordError("nothing to refit on: no measured row has a prediction of the same kind beside it")
-    measured = np.log([row.measured_s for row in rows])
-    weight = 1.0 / np.array([max(row.spread, LEAST_SPREAD) for row in rows])
-
-    def logs(parameters: Sequence[str], x: FloatArray) -> FloatArray:
-        seconds = predict(scaled(prior, dict(zip(parameters, np.exp(x), strict=True))))
-        return np.asarray(np.log(np.asarray(seconds, dtype=float)))
-
-    start = np.log(np.asarray(predict(prior), dtype=float))
-    parameters = [one for one in parameters_of(prior) if _matters(prior, one, predict, start)]
-    x = np.zeros(len(parameters))
-    widths = np.array([prior_spread(prior, one) for one in parameters])
-    most = np.array([_most(prior, one) for one in parameters])
-    for _ in range(MOST_ITERATIONS if parameters else 0):
-        here = logs(parameters, x)
-        slopes = np.stack(
-            [(logs(parameters, x + SENSITIVITY_STEP * unit) - here) / SENSITIVITY_STEP for unit in np.eye(len(x))],
-            axis=1,
-        )
-        left = np.concatenate([weight * (measured - here), -x / widths])
-        system = np.concatenate([weight[:, None] * slopes, np.diag(1.0 / widths)])
-        change = np.linalg.lstsq(system, left, rcond=None)[0]
-        change = np.minimum(x + change, most) - x
-        x = x + change
-        if np.max(np.abs(change)) < CONVERGED:
-            break
-    multipliers = dict(zip(parameters, np.exp(x).tolist(), strict=True))
-    after = measured - logs(parameters, x)
-    found = replace(scaled(prior, multipliers), name=name, date=date)
-    return Refit(
-        calibration=_signed(found, multipliers, rows, after, date),
-        multipliers=multipliers,
-        before=tuple((measured - start).tolist()),
-        after=tuple(after.tolist()),
-    )
-
-
-def prior_spread(prior: Calibration, parameter: str) -> float:
-    """How far off a parameter may be before a run tells: one standard deviation of its logarithm."""
-    kind, _, key = parameter.partition("/")
-    if kind != "coefficients":
-        return PRIOR_SPREAD[kind]
-    spread = SHARE_SPREAD if key.startswith(SHARES) else PRIOR_SPREAD[kind]
-    return spread * (FITTED_PART if prior.coefficients[key].rows > 0 else 1.0)
-
-
-def _most(prior: Calibration, parameter: str) -> float:
-    """Largest log-multiplier: a share stays a share."""
-    kind, _, key = parameter.partition("/")
-    is_share = kind == "coefficients" and key.startswith(SHARES) and prior.coefficients[key].value <= 1
-    return -math.log(prior.coefficients[key].value) if is_share else math.inf
-
-
-def parameters_of(calibration: Calibration) -> tuple[str, ...]:
-    """What a run may correct: measured operations by kind and direction, curves by collective, and coefficients of time."""
-    found: dict[str, None] = {}
-    for key in calibration.operations_s:
-        found[_operation_group(key)] = None
-    for key in calibration.curves:
-        found["curves/" + key.split("/")[0]] = None
-    for key, coefficient in calibration.coefficients.items():
-        if not key.startswith(("memory.", "interval.")) and coefficient.value > 0:
-            found[f"coefficients/{key}"] = None
-    return tuple(found)
-
-
-def _operation_group(key: str) -> str:
-    parts = key.split("/")
-    direction = parts[-1] if parts[-1] in ("forward", "backward") else ""
-    return "/".join(filter(None, ("operations", parts[0], direction)))
-
-
-def scaled(calibration: Calibration, multipliers: Mapping[str, float]) -> Calibration:
-    """The calibration with each parameter times its multiplier."""
-
-    def factor(parameter: str) -> float:
-        return multipliers.get(parameter, 1.0)
-
-    return replace(
-        calibration,
-        operations_s={key: s * factor(_operation_group(key)) for key, s in calibration.operations_s.items()},
-        curves={
-            key: replace(curve, seconds=tuple(s * factor("curves/" + key.split("/")[0]) for s in curve.seconds))
-            for key, curve in calibration.curves.items()
-        },
-        coefficients={
-            key: replace(one, value=one.value * factor(f"coefficients/{key}"))
-            if f"coefficients/{key}" in multipliers
-            else one
-            for key, one in calibration.coefficients.items()
-        },
-    )
-
-
-def _matters(prior: Calibration, parameter: str, predict: Predict, start: FloatArray) -> bool:
-    moved = np.log(np.asarray(predict(scaled(prior, {parameter: math.exp(SENSITIVITY_STEP)})), dtype=float))
-    return bool(np.max(np.abs(moved - start)) / SENSITIVITY_STEP > LEAST_SENSITIVITY)
-
-
-def _signed(
-    calibration: Calibration, multipliers: Mapping[str, float], rows: Sequence[Row], after: FloatArray, date: str
-) -> Calibration:
-    """Refitted coefficients carry what they were fitted on."""
-    residual = float(np.std(after)) if len(rows) > 1 else None
-    coefficients = dict(calibration.coefficients)
-    for parameter, factor in multipliers.items():
-        kind, _, key = parameter.partition("/")
-        if kind == "coefficients":
-            old = coefficients[key]
-            source = f"{old.source}; times {factor:.3f}, refitted on {len(rows)} rows of runs"
-            coefficients[key] = replace(old, source=source, date=date, residual=residual, rows=old.rows + len(rows))
-    return replace(calibration, coefficients=coefficients)

@@ -7,25 +7,29 @@ the reason, never compared. error = predicted / measured - 1.
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 from cost_models.calibrations import shipped
-from cost_models.fit import Row, refit
+from cost_models.memory import counted_context_bytes, memory_report
 from cost_models.problem import Problem, memory_kind_of
 from cost_models.records import (
     Calibration,
+    Coefficient,
     Measurement,
     MeasurementKind,
     Measurements,
+    MemoryKind,
     Plan,
     Prediction,
     RecordError,
     load,
     print_layout,
 )
+from cost_models.refit import Row, refit
+from cost_models.residuals import RankMemory, residuals, without_residuals
 from cost_models.units import GIB
 from planner.errors import InputError
 from planner.predict import predict
@@ -276,13 +280,43 @@ def fitted_on(runs: Sequence[Run], calibration: Calibration | None = None) -> Ca
         return seconds
 
     today = date.today().isoformat()
-    return refit(prior, rows, predictions, name=f"{prior.name}, refitted on runs", date=today).calibration
+    found = refit(prior, rows, predictions, name=f"{prior.name}, refitted on runs", date=today).calibration
+    return replace(found, coefficients={**found.coefficients, **_residuals(runs, prior, today)})
+
+
+def _residuals(runs: Sequence[Run], prior: Calibration, today: str) -> dict[str, Coefficient]:
+    """What the fullest ranks of the runs took beside what is counted, by device and runtime (cost_models.residuals)."""
+    counted = without_residuals(prior)
+    groups: dict[tuple[str, str], list[tuple[Problem, RankMemory, str]]] = {}
+    for run in runs:
+        measured: dict[MemoryKind, float] = {}
+        for one in run.measured:
+            if one.memory is not None and (one.rank_class or "all") == "all":
+                measured[one.memory.kind] = float(one.memory.peak_bytes)
+        problem = _problem(run.plan, counted)
+        peak = max(device.peak_bytes for device in memory_report(problem, run.plan.decision))
+        reserved, allocated = (
+            counted_context_bytes(replace(problem, memory_kind=kind))
+            for kind in (MemoryKind.RESERVED, MemoryKind.ALLOCATED)
+        )
+        memory = RankMemory(analytic_bytes=peak, buffers_bytes=reserved - allocated, measured=measured)
+        key = problem.cluster.pools[0].kind.device.family, problem.runtime.name
+        groups.setdefault(key, []).append((problem, memory, run.measured[0].machine))
+    found: dict[str, Coefficient] = {}
+    for group in groups.values():
+        problem, _, machine = group[0]
+        found |= dict(residuals(problem, [memory for _, memory, _ in group], machine=machine, date=today))
+    return found
 
 
 def promise_with(plan: Plan, calibration: Calibration) -> Prediction:
     """What the plan's decision would be promised under another calibration."""
+    return predict(_problem(plan, calibration), plan.decision)
+
+
+def _problem(plan: Plan, calibration: Calibration) -> Problem:
     request = plan.request
-    problem = Problem(
+    return Problem(
         model=request.model,
         cluster=request.cluster,
         workload=plan.decision.workload,
@@ -290,7 +324,6 @@ def promise_with(plan: Plan, calibration: Calibration) -> Prediction:
         calibration=calibration,
         memory_kind=memory_kind_of(request.cluster),
     )
-    return predict(problem, plan.decision)
 
 
 # Several layouts -----------------------------------------------------------------------------------------------------

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
+from cost_models.compute import FloatArray
 from cost_models.intervals import pairwise_error, step_interval_s
 from cost_models.memory import DeviceMemory, decision_columns, memory_lower, memory_report, memory_upper, usable_bytes
 from cost_models.records import Decision, Parts, Prediction, StagePrediction, Verdict
@@ -122,10 +125,16 @@ def _parts(step: Simulated) -> Parts:
     )
 
 
-def basis_of(step: Simulated, num_micro_batches: int) -> dict[str, float]:
-    """Shares of the busiest device's seconds that rest on measured, calibrated and table values."""
+def seconds_by_basis(step: Simulated, num_micro_batches: int) -> FloatArray:
+    """Seconds of the busiest device in a step that rest on measured, calibrated and table values."""
     mine = list(step.pipeline.stages_of_devices[busiest_device(step.simulation)])
     seconds = num_micro_batches * step.prices.basis_s[mine].sum(axis=0) + step.prices.tail_basis_s[mine].sum(axis=0)
+    return np.asarray(seconds)
+
+
+def basis_of(step: Simulated, num_micro_batches: int) -> dict[str, float]:
+    """Shares of the busiest device's seconds that rest on measured, calibrated and table values."""
+    seconds = seconds_by_basis(step, num_micro_batches)
     shares = seconds / seconds.sum()
     return dict(zip(("measured", "calibrated", "table"), map(float, shares), strict=True))
 

@@ -9,9 +9,9 @@ import numpy as np
 from benchmarks.accuracy.fit_published import Configuration, Linear, fit, own_names
 from benchmarks.accuracy.pricing import FloatArray, Pricer, with_values, without
 from benchmarks.accuracy.published import with_calibration
-from cost_models.fit import Row, parameters_of, refit
 from cost_models.intervals import step_interval_s
 from cost_models.records import Calibration
+from cost_models.refit import Row, parameters_of, refit
 from planner.predict import basis_of, simulated
 
 FEW = (5, 10)

@@ -10,13 +10,12 @@ from cost_cases import problem as case
 
 from cost_models import blocks, compute
 from cost_models.collectives import curve_s
-from cost_models.fit import Row, fit, parameters_of, prior_spread, refit, scaled
+from cost_models.fit import fit
 from cost_models.memory import memory_report
 from cost_models.problem import Cells, Problem
 from cost_models.records import (
     Calibration,
     Coefficient,
-    Curve,
     Layout,
     Link,
     MeasuredMemory,
@@ -152,92 +151,6 @@ def test_the_interval_is_as_wide_as_the_measurements_scatter(problem: Problem) -
 def test_nothing_to_fit_is_said(problem: Problem) -> None:
     with pytest.raises(RecordError, match="nothing to fit"):
         fitted(problem)
-
-
-# Runs ------------------------------------------------------------------------------------------------------------------
-
-
-PRIOR = Calibration(
-    name="prior",
-    machine="any",
-    date=DAY,
-    coefficients={
-        "step.constant_s.cpu": Coefficient(value=0.1, unit="s", source="guess", date=DAY),
-        "memory.margin": Coefficient(value=0.1, unit="1", source="guess", date=DAY),
-        "unused_s": Coefficient(value=1.0, unit="s", source="guess", date=DAY),
-    },
-    operations_s={"layer/a/forward": 1.0, "layer/a/backward": 2.0, "head/a/forward": 0.5},
-    curves={"all_reduce/2/loopback": Curve(sizes_bytes=(1.0,), seconds=(0.4,), source="guess", date=DAY)},
-)
-
-
-def two_runs(calibration: Calibration) -> list[float]:
-    """Two runs: one computes alone, the other communicates too."""
-    operations = calibration.operations_s
-    compute_s = operations["layer/a/forward"] + operations["layer/a/backward"]
-    constant_s = calibration.coefficients["step.constant_s.cpu"].value
-    return [compute_s + constant_s, compute_s + calibration.curves["all_reduce/2/loopback"].seconds[0]]
-
-
-def rows(seconds: list[float], spread: float = 0.001) -> list[Row]:
-    return [Row(label=str(index), measured_s=value, spread=spread) for index, value in enumerate(seconds)]
-
-
-def test_a_refit_on_its_own_predictions_changes_nothing() -> None:
-    found = refit(PRIOR, rows(two_runs(PRIOR)), two_runs, name="again", date=DAY)
-    assert all(factor == pytest.approx(1.0, abs=1e-6) for factor in found.multipliers.values())
-    assert found.before == pytest.approx((0.0, 0.0), abs=1e-12)
-
-
-def test_a_refit_explains_the_runs_better_and_leaves_alone_what_they_do_not_touch() -> None:
-    truth = scaled(PRIOR, {"operations/layer/forward": 1.5, "operations/layer/backward": 1.5, "curves/all_reduce": 3.0})
-    found = refit(PRIOR, rows(two_runs(truth)), two_runs, name="again", date=DAY)
-    assert max(map(abs, found.after)) < 0.1 * max(map(abs, found.before))
-    assert found.multipliers["curves/all_reduce"] > 1.5
-    assert "operations/head/forward" not in found.multipliers
-    assert found.calibration.coefficients["unused_s"] == PRIOR.coefficients["unused_s"]
-    assert found.calibration.operations_s["head/a/forward"] == 0.5
-
-
-def test_the_less_a_measurement_repeats_the_more_of_the_prior_stays() -> None:
-    measured = [2.0 * value for value in two_runs(PRIOR)]
-    sure = refit(PRIOR, rows(measured, spread=0.02), two_runs, name="again", date=DAY)
-    unsure = refit(PRIOR, rows(measured, spread=2.0), two_runs, name="again", date=DAY)
-    assert sum(map(abs, sure.after)) < sum(map(abs, unsure.after)) < sum(map(abs, unsure.before))
-
-
-def test_the_minimum_is_one() -> None:
-    """No step along any parameter makes what is minimised smaller: arithmetic that does not come from the solver."""
-    measured = [1.7 * two_runs(PRIOR)[0], 1.2 * two_runs(PRIOR)[1]]
-    found = refit(PRIOR, rows(measured, spread=0.1), two_runs, name="again", date=DAY)
-
-    def cost(multipliers: dict[str, float]) -> float:
-        predicted = two_runs(scaled(PRIOR, multipliers))
-        misfit = sum((math.log(m / p) / 0.1) ** 2 for m, p in zip(measured, predicted, strict=True))
-        prior = sum((math.log(f) / prior_spread(PRIOR, name)) ** 2 for name, f in multipliers.items())
-        return misfit + prior
-
-    least = cost(dict(found.multipliers))
-    for name in found.multipliers:
-        for factor in (0.97, 1.03):
-            assert cost(found.multipliers | {name: found.multipliers[name] * factor}) > least
-
-
-def test_a_refitted_coefficient_says_on_what() -> None:
-    measured = [two_runs(PRIOR)[0] + 0.5, two_runs(PRIOR)[1]]
-    found = refit(PRIOR, rows(measured), two_runs, name="again", date="2026-12-01").calibration
-    coefficient = found.coefficients["step.constant_s.cpu"]
-    assert (coefficient.rows, coefficient.date) == (2, "2026-12-01")
-    assert "refitted on 2 rows" in coefficient.source
-
-
-def test_memory_and_intervals_are_not_refitted_on_seconds() -> None:
-    assert not any("memory" in name or "interval" in name for name in parameters_of(PRIOR))
-
-
-def test_no_rows_are_an_error() -> None:
-    with pytest.raises(RecordError, match="nothing to refit"):
-        refit(PRIOR, [], two_runs, name="again", date=DAY)
 
 
 def with_coefficient(calibration: Calibration, name: str, value: float) -> Calibration:

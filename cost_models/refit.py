@@ -1,0 +1,250 @@
+"""Whole runs -> Calibration: what runs of one's own say of each operation, shrunk to what was known before.
+
+One multiplier for each operation, collective and coefficient that the runs' predictions depend on, found together as the
+most probable one (MAP). Log-multipliers have a prior about 0, so what the runs do not tell apart stays where it was; its
+tails are long (Student's t), since where a source differs it is one kernel or link that is another, not all a little.
+Residuals beyond ROBUST deviations count linearly (pseudo-Huber), so that one odd run does not move what the others say.
+
+    minimise  Σ_rows ρ((log measured - log predicted(x)) / spread) + Σ_parameters (TAIL + 1)·log(1 + (x / prior)² / TAIL)
+    ρ(r) = 2·ROBUST²·(sqrt(1 + (r / ROBUST)²) - 1)
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_models.records import Calibration, Coefficient, RecordError
+
+FloatArray = NDArray[np.float64]
+
+LEAST_SPREAD = 0.02
+"""Least relative spread of a measured run: a perfect repetition says little of the next day (p90 of repeated published
+configurations is 6 to 9%)."""
+ROBUST = 1.0
+"""Deviations beyond which a residual counts linearly."""
+TAIL = 3.0
+"""Degrees of freedom of the prior: the fewest with a finite variance, near what robust regressions take (Lange, Little and
+Taylor 1989 fit 3 to 5)."""
+PRIOR_SPREAD = {"operations": 0.3, "curves": 0.7, "coefficients": 0.5}
+"""How far off each kind of parameter may be before a run tells (one standard deviation of its logarithm): an operation was
+timed alone, a collective alone on idle cores, a coefficient of the table never here."""
+SHARES = ("matmul.efficiency", "attention.efficiency", "attention.unfused_efficiency", "link.efficiency", "overlap")
+"""Coefficients that are a part of something: no run makes one more than 1, and they vary less than bytes and seconds do."""
+SHARE_SPREAD = 0.2
+"""PRIOR_SPREAD of a share."""
+FITTED_PART = 0.5
+"""A coefficient that was fitted on other runs may be off by this part of what one of the table may: left-out published sources
+move fitted coefficients by 5 to 15%."""
+FACTS = ("device.", "attention.backward_ratio", "launch.operations_per_layer")
+"""Coefficients that count something: no run corrects them."""
+LEARNT = 0.8
+"""A coefficient rests on the runs where they make its standard deviation smaller than this part of the prior's; else it
+rests on what it rested on before."""
+SENSITIVITY_STEP = 1e-3
+"""Change of a log-parameter by which sensitivities are found (forward differences)."""
+LEAST_SENSITIVITY = 1e-4
+"""d log step / d log parameter below which the runs say nothing about a parameter."""
+MOST_ITERATIONS = 12
+"""Of Gauss-Newton, each with its own slopes: seconds are nearly linear in the parameters, so three are the rule."""
+MOST_REWEIGHTED = 200
+"""Of the reweighted least squares on the linear model, which costs next to nothing."""
+CONVERGED = 1e-6
+"""Largest change of a log-parameter in the last iteration."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One measured quantity of a run."""
+
+    label: str
+    """For people: layout and phase."""
+    measured_s: float
+    """Median."""
+    spread: float
+    """Relative, of the measurement."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refit:
+    """A calibration refitted on runs."""
+
+    calibration: Calibration
+    """With the new values."""
+    multipliers: Mapping[str, float]
+    """Parameter -> factor that it got: `operations/layer/forward`, `curves/all_reduce`, `coefficients/step.constant_s.cpu`."""
+    learnt: frozenset[str]
+    """Parameters that rest on the rows now: these tell most of what is known of them."""
+    before: tuple[float, ...]
+    """log(measured / predicted) of each row, with the prior."""
+    after: tuple[float, ...]
+    """The same, refitted."""
+
+
+Predict = Callable[[Calibration], Sequence[float]]
+"""Seconds of each row under a calibration."""
+
+
+def refit(prior: Calibration, rows: Sequence[Row], predict: Predict, *, name: str, date: str) -> Refit:
+    """The most probable multipliers of everything that the rows' predictions depend on; see the head of this module."""
+    if not rows:
+        raise RecordError("nothing to refit on: no measured row has a prediction of the same kind beside it")
+    measured = np.log([row.measured_s for row in rows])
+    spread = np.array([max(row.spread, LEAST_SPREAD) for row in rows])
+
+    def logs(parameters: Sequence[str], x: FloatArray) -> FloatArray:
+        seconds = predict(scaled(prior, dict(zip(parameters, np.exp(x), strict=True))))
+        return np.asarray(np.log(np.asarray(seconds, dtype=float)))
+
+    start = np.log(np.asarray(predict(prior), dtype=float))
+    parameters = [one for one in parameters_of(prior) if _matters(prior, one, predict, start)]
+    x = np.zeros(len(parameters))
+    widths = np.array([prior_spread(prior, one) for one in parameters])
+    most = np.array([_most(prior, one) for one in parameters])
+    learnt = np.zeros(len(parameters), dtype=bool)
+    here = start
+    for _ in range(MOST_ITERATIONS if parameters else 0):
+        slopes = np.stack(
+            [(logs(parameters, x + SENSITIVITY_STEP * unit) - here) / SENSITIVITY_STEP for unit in np.eye(len(x))],
+            axis=1,
+        )
+        moved, deviations = most_probable(x, measured - here, slopes, spread, widths, most)
+        learnt = deviations < LEARNT * widths
+        change = moved - x
+        x = moved
+        here = logs(parameters, x)
+        if np.max(np.abs(change)) < CONVERGED:
+            break
+    multipliers = dict(zip(parameters, np.exp(x).tolist(), strict=True))
+    after = measured - here
+    found = replace(scaled(prior, multipliers), name=name, date=date)
+    sure = frozenset(one for one, is_learnt in zip(parameters, learnt, strict=True) if is_learnt)
+    return Refit(
+        calibration=_signed(found, multipliers, sure, rows, after, date),
+        multipliers=multipliers,
+        learnt=sure,
+        before=tuple((measured - start).tolist()),
+        after=tuple(after.tolist()),
+    )
+
+
+def most_probable(
+    x: FloatArray, left: FloatArray, slopes: FloatArray, spread: FloatArray, widths: FloatArray, most: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """(the most probable log-parameters on the linear model about `x`, their posterior standard deviations).
+
+    left: (rows,) log(measured / predicted) at x; slopes: (rows, parameters); spread: (rows,) of the measurements; widths and
+    most: (parameters,) prior deviations and upper bounds. A parameter at its bound that would go beyond stays there.
+    """
+    at = x.copy()
+    for _ in range(MOST_REWEIGHTED):
+        residual = left - slopes @ (at - x)
+        weights = 1.0 / (spread**2 * np.sqrt(1.0 + (residual / spread / ROBUST) ** 2))
+        holds = (TAIL + 1.0) / (TAIL * widths**2 + at**2)
+        hessian = slopes.T @ (weights[:, None] * slopes) + np.diag(holds)
+        gradient = slopes.T @ (weights * residual) - at * holds
+        free = ~((at >= most - 1e-12) & (gradient > 0))
+        change = np.zeros_like(at)
+        change[free] = np.linalg.solve(hessian[np.ix_(free, free)], gradient[free])
+        change = np.minimum(at + change, most) - at
+        at = at + change
+        if np.max(np.abs(change)) < CONVERGED:
+            break
+    return at, np.sqrt(np.diag(np.linalg.inv(hessian)))
+
+
+def prior_spread(prior: Calibration, parameter: str) -> float:
+    """How far off a parameter may be before a run tells: one standard deviation of its logarithm."""
+    kind, _, key = parameter.partition("/")
+    if kind != "coefficients":
+        return PRIOR_SPREAD[kind]
+    spread = SHARE_SPREAD if key.startswith(SHARES) else PRIOR_SPREAD[kind]
+    return spread * (FITTED_PART if prior.coefficients[key].rows > 0 else 1.0)
+
+
+def _most(prior: Calibration, parameter: str) -> float:
+    """Largest log-multiplier: a share stays a share."""
+    kind, _, key = parameter.partition("/")
+    is_share = kind == "coefficients" and key.startswith(SHARES) and prior.coefficients[key].value <= 1
+    return -math.log(prior.coefficients[key].value) if is_share else math.inf
+
+
+def parameters_of(calibration: Calibration) -> tuple[str, ...]:
+    """What a run may correct: measured operations by kind and direction, curves by collective, and coefficients of time."""
+    found: dict[str, None] = {}
+    for key in calibration.operations_s:
+        found[_operation_group(key)] = None
+    for key in calibration.curves:
+        found["curves/" + key.split("/")[0]] = None
+    for key, coefficient in calibration.coefficients.items():
+        if not key.startswith(("memory.", "interval.", *FACTS)) and coefficient.value > 0:
+            found[f"coefficients/{key}"] = None
+    return tuple(found)
+
+
+def _operation_group(key: str) -> str:
+    parts = key.split("/")
+    direction = parts[-1] if parts[-1] in ("forward", "backward") else ""
+    return "/".join(filter(None, ("operations", parts[0], direction)))
+
+
+def scaled(calibration: Calibration, multipliers: Mapping[str, float]) -> Calibration:
+    """The calibration with each parameter times its multiplier."""
+
+    def factor(parameter: str) -> float:
+        return multipliers.get(parameter, 1.0)
+
+    return replace(
+        calibration,
+        operations_s={key: s * factor(_operation_group(key)) for key, s in calibration.operations_s.items()},
+        curves={
+            key: replace(curve, seconds=tuple(s * factor("curves/" + key.split("/")[0]) for s in curve.seconds))
+            for key, curve in calibration.curves.items()
+        },
+        coefficients={
+            key: replace(one, value=one.value * factor(f"coefficients/{key}"))
+            if f"coefficients/{key}" in multipliers
+            else one
+            for key, one in calibration.coefficients.items()
+        },
+    )
+
+
+def _matters(prior: Calibration, parameter: str, predict: Predict, start: FloatArray) -> bool:
+    moved = np.log(np.asarray(predict(scaled(prior, {parameter: math.exp(SENSITIVITY_STEP)})), dtype=float))
+    return bool(np.max(np.abs(moved - start)) / SENSITIVITY_STEP > LEAST_SENSITIVITY)
+
+
+def _signed(
+    calibration: Calibration,
+    multipliers: Mapping[str, float],
+    learnt: frozenset[str],
+    rows: Sequence[Row],
+    after: FloatArray,
+    date: str,
+) -> Calibration:
+    """Refitted coefficients carry what they were fitted on; those that the runs say little of keep their rows."""
+    residual = float(np.std(after)) if len(rows) > 1 else None
+    coefficients = dict(calibration.coefficients)
+    for parameter, factor in multipliers.items():
+        kind, _, key = parameter.partition("/")
+        if kind != "coefficients":
+            continue
+        old = coefficients[key]
+        if parameter in learnt:
+            source = f"{old.source}; times {factor:.3f}, refitted on {len(rows)} rows of runs"
+            coefficients[key] = replace(old, source=source, date=date, residual=residual, rows=old.rows + len(rows))
+        else:
+            coefficients[key] = _moved_along(old, factor, len(rows))
+    return replace(calibration, coefficients=coefficients)
+
+
+def _moved_along(old: Coefficient, factor: float, rows: int) -> Coefficient:
+    """A coefficient that the runs do not tell from others: it moves with them, and rests on what it rested on."""
+    if abs(factor - 1) < 5e-4:
+        return old
+    return replace(
+        old, source=f"{old.source}; times {factor:.3f}, which {rows} rows of runs make likelier but do not show"
+    )

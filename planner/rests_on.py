@@ -1,0 +1,86 @@
+"""What a prediction's time rests on, coefficient by coefficient.
+
+The share of a coefficient is |d log step / d log value|: the part of the step that grows with it. A share counts what the
+coefficient decides on the critical path and nothing else, so that what is hidden behind something counts for nothing. Shares
+need not sum to 1: a launch floor beside a kernel, or an overlap, takes from others.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from cost_models.calibrations import shipped
+from cost_models.problem import Problem
+from cost_models.records import Calibration, Coefficient, Decision
+from cost_models.refit import parameters_of, scaled
+from planner.predict import simulated
+
+CHANGE = 0.01
+"""Change of the logarithm of a value by which its share is found."""
+LEAST_SHARE = 0.001
+"""Smaller shares are left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """One thing that a step's time rests on."""
+
+    name: str
+    """`coefficients/matmul.efficiency.hopper.bf16`, `operations/layer/forward`, `curves/all_reduce`."""
+    share: float
+    """|d log step / d log value|."""
+    basis: str
+    """anchored (fitted on runs of one's own, or measured), calibrated (on published runs), table."""
+    rows: int
+    """Data that it was fitted on; 0 where it is the table's."""
+
+
+class _Noted(dict[str, Coefficient]):
+    """Coefficients that note which of them are read."""
+
+    def __init__(self, coefficients: Mapping[str, Coefficient]) -> None:
+        super().__init__(coefficients)
+        self.read: set[str] = set()
+
+    def get(self, key: str, default: object = None) -> object:  # type: ignore[override]
+        found = super().get(key)
+        if found is not None:
+            self.read.add(key)
+        return default if found is None else found
+
+    def __getitem__(self, key: str) -> Coefficient:
+        self.read.add(key)
+        return super().__getitem__(key)
+
+
+def rests_on(problem: Problem, decision: Decision) -> tuple[Term, ...]:
+    """What the decision's step time rests on, the largest share first."""
+    calibration = problem.calibration
+    noted = _Noted(calibration.coefficients)
+    here = _log_step(replace(problem, calibration=replace(calibration, coefficients=noted)), decision)
+    terms = []
+    for parameter in parameters_of(calibration):
+        kind, _, key = parameter.partition("/")
+        if kind == "coefficients" and key not in noted.read:
+            continue
+        moved = scaled(calibration, {parameter: math.exp(-CHANGE)})  # down, for shares must stay below 1
+        share = abs(_log_step(replace(problem, calibration=moved), decision) - here) / CHANGE
+        if share >= LEAST_SHARE:
+            terms.append(_term(calibration, parameter, share))
+    return tuple(sorted(terms, key=lambda term: (-term.share, term.name)))
+
+
+def _term(calibration: Calibration, parameter: str, share: float) -> Term:
+    kind, _, key = parameter.partition("/")
+    if kind != "coefficients":
+        return Term(name=parameter, share=share, basis="anchored", rows=1)
+    found, before = calibration.coefficients[key], shipped().coefficients.get(key)
+    if found.rows > (0 if before is None else before.rows):
+        return Term(name=parameter, share=share, basis="anchored", rows=found.rows)
+    return Term(name=parameter, share=share, basis="calibrated" if found.rows else "table", rows=found.rows)
+
+
+def _log_step(problem: Problem, decision: Decision) -> float:
+    return float(np.log(simulated(problem, decision).simulation.step_s))
