@@ -25,7 +25,7 @@ from benchmarks.accuracy.picture import picture
 from benchmarks.accuracy.pricing import Pricer
 from benchmarks.accuracy.published import Table, read_published
 from benchmarks.accuracy.report import against_text, report_text
-from benchmarks.accuracy.scores import baseline_logs, by_source, coverage, errors, macro, orders, worst
+from benchmarks.accuracy.scores import asked_widths, baseline_logs, by_source, coverage, errors, macro, orders, worst
 from benchmarks.accuracy.splits import Predicted, after_few_rows, in_sample, left_out
 from cost_models.calibrations import identity, shipped
 
@@ -118,6 +118,10 @@ def measured(folder: Path) -> tuple[dict[str, Any], list[tuple[str, float, float
                 "in_sample": coverage(configured, seen),
                 "leave_one_model_out": coverage(configured, by_model),
                 "leave_one_source_out": coverage(configured, strangers),
+            },
+            "asked_widths": {
+                "leave_one_model_out": asked_widths(configured, by_model),
+                "leave_one_source_out": asked_widths(configured, strangers),
             },
             "worst": worst(configured, logs["in_sample"], cause),
             "predictions": {

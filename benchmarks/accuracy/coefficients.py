@@ -34,7 +34,7 @@ FITTED: Mapping[str, float] = {
     "link.efficiency.nvlink3": 0.15,
     "overlap.tp": 0.05,
     "overlap.p2p.megatron-bridge": 0.1,
-    "overlap.ep": 0.4,
+    "overlap.ep": 0.15,
     "experts.permute_bytes": 0.45,
     "launch.moe_layer_s": 0.3,
     "launch.layer_s": 0.5,

@@ -25,6 +25,10 @@ def report_text(result: Mapping[str, Any]) -> str:
         "",
         "80% intervals: share of rows inside / median full width, %",
         *_interval_table(step),
+        *(
+            f"  {name.replace('_', ' ')} asks for half-widths of {one['calibrated']:.1%} (calibrated) and {one['table']:.1%} (table)"
+            for name, one in step["asked_widths"].items()
+        ),
         "",
         "memory: median / p90 of the absolute error (bias), %, each row unseen",
         *_memory_table(memory),
