@@ -1,6 +1,7 @@
 """Fitted coefficients, each with its birth certificate, and measured values, which beat them."""
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -48,6 +49,32 @@ class Curve:
             raise RecordError("sizes of a curve are positive numbers")
 
 
+_SIDES = r"[1-9]\d*"
+_FORMS = {
+    "matmul/<precision>/MxNxK": rf"matmul/\w+/{_SIDES}(x{_SIDES}){{2}}",
+    "attention/<precision>/BxSxHxKVxD/{forward,backward}": rf"attention/\w+/{_SIDES}(x{_SIDES}){{4}}/(forward|backward)",
+    "layer/<precision>/BxSxHIDDEN/HxKVxD/FFN[g]/{forward,backward}": (
+        rf"layer/\w+/{_SIDES}(x{_SIDES}){{2}}/{_SIDES}(x{_SIDES}){{2}}/{_SIDES}g?/(forward|backward)"
+    ),
+    "head/<precision>/BxSxHIDDENxVOCAB/{forward,backward}": rf"head/\w+/{_SIDES}(x{_SIDES}){{3}}/(forward|backward)",
+    "embedding/<precision>/BxSxHIDDENxVOCAB/{forward,backward}": (
+        rf"embedding/\w+/{_SIDES}(x{_SIDES}){{3}}/(forward|backward)"
+    ),
+    "memory_bound/<precision>/BYTES": rf"memory_bound/\w+/{_SIDES}",
+    "optimizer/<name>/PARAMS": rf"optimizer/\w+/{_SIDES}",
+    "launch/<precision>": r"launch/\w+",
+}
+"""Form of a key of `Calibration.operations_s` -> its pattern."""
+
+
+def _refuse_key(key: str) -> None:
+    """RecordError where nothing would ever read an operation of this key."""
+    if not any(re.fullmatch(pattern, key) for pattern in _FORMS.values()):
+        head = key.split("/")[0]
+        forms = [form for form in _FORMS if form.startswith(f"{head}/")] or list(_FORMS)
+        raise RecordError(f"operations_s has the key {key!r}, which no operation reads; legal: {', '.join(forms)}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
     """Everything fitted or measured that a prediction rests on; always an explicit argument."""
@@ -76,6 +103,7 @@ class Calibration:
                 kind = "a positive number" if "efficiency" in name else "a number"
                 raise RecordError(f"coefficient {name} is {value:g}; {kind} is needed")
         for key, seconds in self.operations_s.items():
+            _refuse_key(key)
             free = key.startswith("launch/")  # a launch that hides altogether measures as nothing
             if not 0 <= seconds < math.inf or (not seconds and not free):
                 raise RecordError(f"operations_s of {key!r} is {seconds:g} s; a positive number is needed")

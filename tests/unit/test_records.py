@@ -437,6 +437,11 @@ def test_json_with_a_byte_order_mark_is_read() -> None:
             lambda d: d["operations_s"].update({"memory_bound/bf16/1000": 0.0}),
             "'memory_bound/bf16/1000' is 0 s; a positive",
         ),
+        (
+            lambda d: d["operations_s"].update({"matmul/bf16/1x": 1.0}),
+            "no operation reads; legal: matmul/<precision>/MxNxK",
+        ),
+        (lambda d: d["operations_s"].update({"atention/bf16/1": 1.0}), "'atention/bf16/1', which no operation reads"),
         (lambda d: d["operations_s"].update({"launch/bf16": -1.0}), "'launch/bf16' is -1 s"),
         (lambda d: d["operations_s"].update({"launch/bf16": None}), "'launch/bf16' is inf s"),
         (lambda d: next(iter(d["coefficients"].values())).update(value=None), "is inf; a .*number is needed"),

@@ -27,7 +27,11 @@ PRIOR = Calibration(
         "memory.margin": Coefficient(value=0.1, unit="1", source="guess", date=DAY),
         "unused_s": Coefficient(value=1.0, unit="s", source="guess", date=DAY),
     },
-    operations_s={"layer/a/forward": 1.0, "layer/a/backward": 2.0, "head/a/forward": 0.5},
+    operations_s={
+        "layer/fp32/1x4x8/1x1x8/16/forward": 1.0,
+        "layer/fp32/1x4x8/1x1x8/16/backward": 2.0,
+        "head/fp32/1x4x8x32/forward": 0.5,
+    },
     curves={"all_reduce/2/loopback": Curve(sizes_bytes=(1.0,), seconds=(0.4,), source="guess", date=DAY)},
 )
 
@@ -35,7 +39,7 @@ PRIOR = Calibration(
 def two_runs(calibration: Calibration) -> list[float]:
     """Two runs: one computes alone, the other communicates too."""
     operations = calibration.operations_s
-    compute_s = operations["layer/a/forward"] + operations["layer/a/backward"]
+    compute_s = operations["layer/fp32/1x4x8/1x1x8/16/forward"] + operations["layer/fp32/1x4x8/1x1x8/16/backward"]
     constant_s = calibration.coefficients["step.constant_s.cpu"].value
     return [compute_s + constant_s, compute_s + calibration.curves["all_reduce/2/loopback"].seconds[0]]
 
@@ -57,7 +61,7 @@ def test_a_refit_explains_the_runs_better_and_leaves_alone_what_they_do_not_touc
     assert found.multipliers["curves/all_reduce"] > 1.5
     assert "operations/head/forward" not in found.multipliers
     assert found.calibration.coefficients["unused_s"] == PRIOR.coefficients["unused_s"]
-    assert found.calibration.operations_s["head/a/forward"] == 0.5
+    assert found.calibration.operations_s["head/fp32/1x4x8x32/forward"] == 0.5
 
 
 def test_the_less_a_measurement_repeats_the_more_of_the_prior_stays() -> None:
@@ -108,8 +112,14 @@ def test_no_rows_are_an_error() -> None:
 
 def test_one_odd_run_moves_little() -> None:
     """Nine runs as promised and one of ten times the seconds: a squared loss would follow it."""
-    prior = replace(PRIOR, operations_s={"layer/a/forward": 1.0}, curves={}, coefficients={})
-    odd = refit(prior, rows([1.0] * 9 + [10.0]), lambda c: [c.operations_s["layer/a/forward"]] * 10, name="", date=DAY)
+    prior = replace(PRIOR, operations_s={"layer/fp32/1x4x8/1x1x8/16/forward": 1.0}, curves={}, coefficients={})
+    odd = refit(
+        prior,
+        rows([1.0] * 9 + [10.0]),
+        lambda c: [c.operations_s["layer/fp32/1x4x8/1x1x8/16/forward"]] * 10,
+        name="",
+        date=DAY,
+    )
     assert abs(math.log(odd.multipliers["operations/layer/forward"])) < LEAST_SPREAD
 
 
