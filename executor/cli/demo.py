@@ -36,9 +36,9 @@ from cost_models.records.codec import make_folder
 from executor.cli.arguments import installed_version
 from executor.cli.bench_job import LAYER, Job
 from executor.cli.outcome import Outcome
-from executor.cli.running import RunFailedError, started_here
-from executor.launch import launch
-from executor.settings import PROGRESS_MARK, REFERENCE_KEY, Settings
+from executor.cli.ranks import ranks_here
+from executor.cli.running import started_here
+from executor.settings import REFERENCE_KEY, Settings
 from planner.compare import compare, ranking
 from planner.decisions import decision_of_layout
 from planner.errors import InputError
@@ -184,7 +184,14 @@ def _session(ranks: int, out: Path, say: Progress) -> Measurements:
         timeout_s=TIMEOUT_S,
     )
     save(Job(session=request, model=MODEL, seq=WORKLOAD.seq, mbs=MICRO_BATCHES[1]), folder / "bench.json")
-    _torchrun("executor.cli.bench", folder, ranks, say)
+    ranks_here(
+        "executor.cli.bench",
+        folder,
+        num_ranks=ranks,
+        timeout_s=TIMEOUT_S,
+        progress=lambda line: say(f"{ranks} ranks: {line}"),
+        what=f"measuring this machine on {ranks} ranks",
+    )
     return load(Measurements, folder / "measurements.json")
 
 
@@ -193,27 +200,6 @@ def _fresh(folder: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     return folder
-
-
-def _torchrun(module: str, folder: Path, ranks: int, say: Progress) -> None:
-    """One launch; RunFailedError with the failed rank and its last lines where it does not end well."""
-
-    def tell(text: str) -> None:
-        for line in text.splitlines():
-            if line.startswith(PROGRESS_MARK):
-                say(f"{ranks} ranks: {line.removeprefix(PROGRESS_MARK)}")
-
-    done = launch(
-        ["-m", module, str(folder)],
-        num_ranks=ranks,
-        timeout_s=TIMEOUT_S,
-        environment={"OMP_NUM_THREADS": str(threads_per_rank(ranks))},
-        log_dir=folder / "logs",
-        on_stderr=tell,
-    )
-    if not done.ok:
-        lines = "\n  ".join(done.error_lines)
-        raise RunFailedError(f"measuring this machine on {ranks} ranks failed: {done.reason}\n  {lines}")
 
 
 def _run(ranks: int, plans: Sequence[Plan], out: Path, say: Progress) -> Measurements:

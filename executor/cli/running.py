@@ -9,19 +9,13 @@ from pathlib import Path
 from cost_models.records import Measurements, Optimizer, Plan, load, load_plan, save, to_json
 from cost_models.units import GIB
 from executor.cli.outcome import Outcome
+from executor.cli.ranks import RunFailedError, ranks_here
 from executor.errors import RefusedError
-from executor.launch import launch
-from executor.settings import PROGRESS_MARK, REFUSED, Settings, write_job
+from executor.settings import Settings, write_job
 
 DEFAULT_STEPS = 5
 DEFAULT_TIMEOUT_S = 600.0
 """A run that takes longer than this says so and stops, unless --timeout gives it more."""
-
-
-class RunFailedError(RuntimeError):
-    """A rank failed or was late: the answer is no, and says who."""
-
-    exit_code = 1
 
 
 def run_plan(arguments: argparse.Namespace, progress: Callable[[str], object]) -> Outcome:
@@ -55,35 +49,19 @@ def started_here(
     plans: list[Plan], settings: Settings, *, timeout_s: float, progress: Callable[[str], object]
 ) -> Measurements:
     """Runs plans of one world size in one torchrun, their steps in turn."""
-    from planner.profiling.clock import threads_per_rank
-
     world = plans[0].decision.layout.world
     _enough_devices(world)
     _enough_memory(plans)
-
-    def tell(text: str) -> None:
-        for line in text.splitlines():
-            if line.startswith(PROGRESS_MARK):
-                progress(f"  {line.removeprefix(PROGRESS_MARK)}")
-
     with tempfile.TemporaryDirectory(prefix="meshwright-run-") as folder:
         write_job(Path(folder), plans, settings)
-        result = launch(
-            ["-m", "executor.measure", folder],
+        ranks_here(
+            "executor.measure",
+            Path(folder),
             num_ranks=world,
             timeout_s=timeout_s,
-            environment={"OMP_NUM_THREADS": str(threads_per_rank(world))},
-            log_dir=Path(folder, "logs"),
-            on_stderr=tell,
+            progress=lambda line: progress(f"  {line}"),
+            what="the run",
         )
-        refused = Path(folder, REFUSED)
-        if refused.is_file():
-            raise RefusedError(refused.read_text(encoding="utf-8"))
-        if not result.ok:
-            lines = "\n".join(f"    {line}" for line in result.error_lines)
-            raise RunFailedError(
-                f"the run failed: {result.reason}\n{lines}" if lines else f"the run failed: {result.reason}"
-            )
         left = Path(folder, "measurements.json")
         if not left.is_file():
             raise RunFailedError(
