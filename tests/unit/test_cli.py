@@ -325,7 +325,7 @@ def test_a_run_that_cannot_fit_this_machine_starts_no_process(
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr("os.sysconf", lambda name: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2**22}[name])
-    monkeypatch.setattr("executor.cli.running.launch", lambda *_, **__: pytest.fail("started"))
+    monkeypatch.setattr("executor.cli.ranks.launch", lambda *_, **__: pytest.fail("started"))
     code, _, error = told(["run", str(plan_file)], capsys)
     assert code == 2
     assert "takes at least 119.7 GiB" in error
