@@ -6,7 +6,7 @@ the reason, never compared. error = predicted / measured - 1.
 """
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -154,16 +154,32 @@ MERGED = {"reduce": "other", "clip": "other"}
 
 
 def measured_phases(own: Sequence[Measurement]) -> dict[str, tuple[float, ...]]:
-    """Samples by phase: of each step the slowest stage, and the phases that a prediction does not tell apart added up."""
-    by_phase: dict[str, list[tuple[float, ...]]] = {}
+    """Samples by phase: of each step the slowest stage, and the phases that a prediction does not tell apart added up.
+
+    Runs of one plan follow one another. InputError where one stage has more steps than another.
+    """
+    by_phase: dict[str, dict[str, tuple[float, ...]]] = {}
     for one in own:
-        by_phase.setdefault(one.phase or one.key, []).append(one.samples_s)
-    slowest = {phase: tuple(map(max, zip(*stages, strict=True))) for phase, stages in by_phase.items()}
-    merged: dict[str, tuple[float, ...]] = {}
+        stages = by_phase.setdefault(one.phase or one.key, {})
+        name = one.rank_class or "all"
+        stages[name] = (*stages.get(name, ()), *one.samples_s)
+    slowest = {phase: _step_by_step(max, phase, stages) for phase, stages in by_phase.items()}
+    merged: dict[str, dict[str, tuple[float, ...]]] = {}
     for phase, samples in slowest.items():
-        name = MERGED.get(phase, phase)
-        merged[name] = tuple(map(sum, zip(merged[name], samples, strict=True))) if name in merged else samples
-    return merged
+        merged.setdefault(MERGED.get(phase, phase), {})[phase] = samples
+    return {name: _step_by_step(sum, name, parts) for name, parts in merged.items()}
+
+
+def _step_by_step(
+    join: Callable[[tuple[float, ...]], float], phase: str, samples: Mapping[str, tuple[float, ...]]
+) -> tuple[float, ...]:
+    if len({len(one) for one in samples.values()}) > 1:
+        found = "; ".join(f"{len(one)} of {name}" for name, one in samples.items())
+        raise InputError(
+            f"the samples of {phase} are of unequal numbers of steps ({found}): something is missing. Measure the plan again "
+            "(`meshwright run plan.json -o measurement.json`)"
+        )
+    return tuple(map(join, zip(*samples.values(), strict=True)))
 
 
 def _row(phase: str, predicted_s: float, samples: Sequence[float]) -> dict[str, Any]:
@@ -198,12 +214,8 @@ def spread_of(samples: Sequence[float]) -> tuple[float, float, float]:
 def _memory(predicted: Prediction, own: Sequence[Measurement]) -> tuple[list[dict[str, Any]], list[str]]:
     """The fullest rank, and each stage's; only where both sides count bytes alike."""
     rows, unmatched = [], []
-    seen = set()
-    for one in own:
-        name = one.rank_class or "all"
-        if one.memory is None or name in seen:
-            continue
-        seen.add(name)
+    for name, one in _fullest(own).items():
+        assert one.memory is not None
         if one.memory.kind.value != predicted.memory_kind:
             unmatched.append(
                 f"memory of {name}: measured as {one.memory.kind}, promised as {predicted.memory_kind}; kinds are never "
@@ -230,6 +242,17 @@ def _memory(predicted: Prediction, own: Sequence[Measurement]) -> tuple[list[dic
             }
         rows.append(row)
     return rows, unmatched
+
+
+def _fullest(own: Sequence[Measurement]) -> dict[str, Measurement]:
+    """By class of ranks the measurement with the highest peak: of several runs, and of phases that each hold the run's."""
+    found: dict[str, Measurement] = {}
+    for one in own:
+        name = one.rank_class or "all"
+        known = found.get(name)
+        if one.memory is not None and (known is None or one.memory.peak_bytes > known.memory.peak_bytes):  # type: ignore[union-attr]
+            found[name] = one
+    return found
 
 
 def _stage_gib(predicted: Prediction, name: str) -> float | None:

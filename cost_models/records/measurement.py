@@ -6,6 +6,11 @@ from enum import StrEnum
 
 from cost_models.records.codec import SCHEMA_VERSION, RecordError
 
+SHORTEST_S = 1e-12
+"""Below it a sample is no time but a slip: clocks tick in nanoseconds, and a sample is a mean of a thousand calls at most."""
+LONGEST_S = 1e9
+"""Thirty years."""
+
 
 class MeasurementKind(StrEnum):
     """What was measured."""
@@ -32,6 +37,10 @@ class MeasuredMemory:
     """How it was counted; rss is the peak above that after imports and process-group start."""
     peak_bytes: int
     """The peak on this rank."""
+
+    def __post_init__(self) -> None:
+        if self.peak_bytes < 0:
+            raise RecordError(f"peak_bytes={self.peak_bytes}; legal: whole numbers from 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +75,13 @@ class Measurement:
     def __post_init__(self) -> None:
         if not self.samples_s:
             raise RecordError(f"measurement {self.key!r} has no samples")
-        if any(not sample >= 0 for sample in self.samples_s):
-            raise RecordError(f"measurement {self.key!r} has a negative sample; seconds are from 0")
+        for sample in self.samples_s:
+            if sample != 0 and not SHORTEST_S <= sample <= LONGEST_S:
+                raise RecordError(
+                    f"measurement {self.key!r} has a sample of {sample:g} s; legal: 0, and {SHORTEST_S:g} to {LONGEST_S:g} seconds"
+                )
+        if self.bytes is not None and self.bytes < 0:
+            raise RecordError(f"measurement {self.key!r} has bytes={self.bytes}; legal: whole numbers from 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

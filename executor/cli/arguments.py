@@ -15,8 +15,8 @@ runs it in torch, and compares what it promised with what happened."""
 EPILOG = """\
 start here:
   meshwright plan --model llama3-8b --cluster h100x64 --batch 512 --seq 8192 -o plan.json
-  meshwright help            topics: layout, pins, requests, models, clusters, runtimes, laws, exit-codes,
-                             calibration, tables"""
+  meshwright help            topics: layout, pins, requests, models, clusters, runtimes, support, laws,
+                             exit-codes, calibration, tables"""
 
 _Argument = tuple[str, dict[str, object]]
 
@@ -81,7 +81,7 @@ VERBS: dict[str, tuple[str, list[_Argument]]] = {
             ),
             _SEQ,
             ("--measure", {"action": "store_true", "help": "time its operations here"}),
-            ("--mbs", {"metavar": "N", "type": int, "default": 1, "help": "sequences in a micro-batch, for --measure"}),
+            ("--mbs", {"metavar": "N", "type": int, "help": "sequences in a micro-batch, for --measure (default 1)"}),
             _PRECISION,
             _RANKS,
             _OUT,
@@ -125,13 +125,22 @@ VERBS: dict[str, tuple[str, list[_Argument]]] = {
         [_REQUEST, _MODEL, _CLUSTER, _BATCH, _SEQ, _PRECISION, _OPTIMIZER, _RUNTIME, _LAYOUT],
     ),
     "explain": (
-        "why not another layout; two plans side by side; the proof",
+        "why not another layout; two plans side by side; the proof; what to measure on few GPUs",
         [
             ("plan", {"metavar": "PLAN.json", "help": "a plan"}),
             ("--why-not", {"metavar": "LAYOUT", "help": 'what is not said is free, as in "tp4 pp8"'}),
             ("--against", {"metavar": "OTHER.json", "help": "another plan"}),
             ("--certificate", {"action": "store_true", "help": "all cells with their bounds, and why each is out"}),
+            (
+                "--anchor",
+                {
+                    "metavar": "GPUS",
+                    "type": int,
+                    "help": "the run on so few GPUs that says most of the plan; -o writes it, `run` and `compare --fit` take it",
+                },
+            ),
             _CALIBRATION,
+            _OUT,
         ],
     ),
     "run": (
@@ -162,7 +171,13 @@ VERBS: dict[str, tuple[str, list[_Argument]]] = {
             ),
         ],
     ),
-    "help": ("one topic in full", [("topic", {"metavar": "TOPIC", "nargs": "?", "help": "without one: the topics"})]),
+    "help": (
+        "one topic in full",
+        [
+            ("topic", {"metavar": "TOPIC", "nargs": "?", "help": "without one: the topics"}),
+            ("runtime", {"metavar": "RUNTIME", "nargs": "?", "help": "of `help support`: one runtime in full"}),
+        ],
+    ),
 }
 """Verb -> what it does, and its arguments as argparse takes them."""
 

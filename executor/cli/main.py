@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Sequence
 
 from cost_models.ownership import verify
-from cost_models.records.codec import check_writable
+from cost_models.records.codec import RecordError, check_writable
 from executor.cli.arguments import parser
 from executor.cli.outcome import Outcome
 
@@ -46,10 +46,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _check_outputs(arguments: argparse.Namespace) -> None:
-    """Where the result cannot be written is told before the work, not behind it."""
-    for flag in ("out", "fit"):
+    """Where the result cannot be written, or would be written over what is read, is told before the work."""
+    if arguments.verb == "demo":  # whose --out is a folder
+        return
+    read = [
+        getattr(arguments, name, None) or () for name in ("plan", "request", "measurements", "against", "calibration")
+    ]
+    names = {os.path.realpath(name) for one in read for name in ([one] if isinstance(one, str) else one)}
+    for flag, shown in (("out", "-o"), ("fit", "--fit")):
         path = getattr(arguments, flag, None)
-        if path is not None and arguments.verb != "demo":  # whose --out is a folder
+        if path is not None:
+            if os.path.realpath(path) in names:
+                raise RecordError(f"{shown} {path}: this file is read, and would be lost; name another one")
             check_writable(path)
 
 

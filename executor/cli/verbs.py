@@ -1,12 +1,13 @@
 """One function a verb: arguments in, an Outcome out. Each calls one library function and imports what it needs itself."""
 
 import argparse
+import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cost_models.records import Calibration, load, load_plan, save, to_json
+from cost_models.records import Calibration, Plan, load, load_plan, save, to_json
 from cost_models.records.plan import plan_of
 from executor.cli.arguments import VERBS, installed_version
 from executor.cli.outcome import Outcome
@@ -47,6 +48,7 @@ def predict(arguments: argparse.Namespace) -> Outcome:
     from planner.predict import predict as predict_decision
     from planner.readers.requests import complete, read_request
     from planner.report.predict_text import predict_text
+    from planner.rests_on import rests_on
 
     read = _read_file(arguments.request)
     if read is not None and "decision" in read:
@@ -62,12 +64,39 @@ def predict(arguments: argparse.Namespace) -> Outcome:
         world = worlds_of(arguments.gpus, request.cluster.num_gpus, request.cluster.pools[0].kind.gpus_per_node)[-1]
         decision, defaults = decision_of_layout(problem, request.layout, world=world), dict(request.defaults)
     predicted = predict_decision(problem, decision)
-    document = {"decision": to_json(decision), "predicted": to_json(predicted), "defaults": defaults}
+    terms = rests_on(problem, decision)
+    document = {
+        "decision": to_json(decision),
+        "predicted": to_json(predicted),
+        "rests_on": [to_json(term) for term in terms],
+        "defaults": defaults,
+    }
     return Outcome(
         document=document,
-        text=lambda: predict_text(problem, decision, predicted, defaults),
+        text=lambda: predict_text(problem, decision, predicted, defaults, terms),
         exit_code=1 if predicted.verdict == "no" else 0,
     )
+
+
+def _anchor(arguments: argparse.Namespace, shown: Plan) -> Outcome:
+    """The run on few GPUs that says most of the plan; `-o` writes the plan that `run` takes, or the request."""
+    from planner.anchor import anchor
+    from planner.report.anchor_text import anchor_text
+
+    _only(
+        arguments,
+        "explain PLAN.json --anchor GPUS",
+        ("plan", "anchor", "calibration", "out"),
+        "it is an answer of its own",
+    )
+    found = anchor(shown, arguments.anchor, _calibration(arguments), version=installed_version())
+    if arguments.out is not None:
+        if found.is_run_here:
+            save(found.plan, arguments.out)
+        else:
+            Path(arguments.out).write_text(json.dumps(found.document["request"], indent=1) + "\n", encoding="utf-8")
+        progress(f"wrote {arguments.out}")
+    return Outcome(document=found.document, text=lambda: anchor_text(shown, found, arguments.out))
 
 
 def _predict_runs(arguments: argparse.Namespace) -> Outcome:
@@ -92,12 +121,18 @@ def check(arguments: argparse.Namespace) -> Outcome:
 
 
 def explain(arguments: argparse.Namespace) -> Outcome:
-    """Why not another layout; two plans side by side; the proof; the plan itself."""
+    """Why not another layout; two plans side by side; the proof; what to measure on few GPUs; the plan itself."""
     from planner.explain import against, certificate, why_not
     from planner.report.explain_text import against_text, certificate_text, why_not_text
     from planner.report.plan_text import plan_text
 
     shown = load_plan(arguments.plan)
+    if arguments.anchor is not None:
+        return _anchor(arguments, shown)
+    if arguments.out is not None:
+        from planner.errors import InputError
+
+        raise InputError("-o goes with --anchor alone: it writes the reduced run")
     if arguments.why_not is not None:
         reasons = why_not(shown, arguments.why_not, _calibration(arguments))
         return Outcome(document=reasons, text=lambda: why_not_text(reasons))
@@ -115,6 +150,8 @@ def profile(arguments: argparse.Namespace) -> Outcome:
     from planner.readers.models import model_document, read_model
     from planner.report.profile_text import measurements_text, profile_text
 
+    if not arguments.measure:
+        _without(arguments, ("mbs", "precision", "ranks"), "says how to measure; give --measure too")
     if ":" in arguments.model and not Path(arguments.model).exists():
         from planner.profiling.trace import trace_module
 
@@ -128,9 +165,9 @@ def profile(arguments: argparse.Namespace) -> Outcome:
         taken = profile_model(
             model,
             seq=arguments.seq,
-            mbs=arguments.mbs,
+            mbs=1 if arguments.mbs is None else arguments.mbs,
             precision=arguments.precision,
-            ranks=arguments.ranks or 1,
+            ranks=1 if arguments.ranks is None else arguments.ranks,
             layer="executor.decoder:Layer",
             progress=progress,
         )
@@ -139,7 +176,7 @@ def profile(arguments: argparse.Namespace) -> Outcome:
         return Outcome(document=to_json(taken), text=lambda: measurements_text(taken))
     if arguments.out is not None:
         save(model, arguments.out)
-    document = model_document(model, arguments.seq or 4096)
+    document = model_document(model, 4096 if arguments.seq is None else arguments.seq)
     return Outcome(document=document, text=lambda: profile_text(document))
 
 
@@ -151,12 +188,13 @@ def probe(arguments: argparse.Namespace) -> Outcome:
     if arguments.cluster is None:
         from planner.profiling.session import probe_links
 
-        taken = probe_links(ranks=arguments.ranks or 2, progress=progress)
+        taken = probe_links(ranks=2 if arguments.ranks is None else arguments.ranks, progress=progress)
         if arguments.out is not None:
             save(taken, arguments.out)
         return Outcome(document=to_json(taken), text=lambda: measurements_text(taken))
     from planner.readers.clusters import read_cluster
 
+    _without(arguments, ("ranks",), "is for links measured here; leave the cluster out")
     cluster = read_cluster(arguments.cluster)
     if arguments.out is not None:
         save(cluster, arguments.out)
@@ -196,8 +234,13 @@ def help(arguments: argparse.Namespace) -> Outcome:
     """One topic in full."""
     from planner.report.help_text import TOPICS, topic_text
 
-    text = topic_text(arguments.topic, VERBS)
-    return Outcome(document={"topics": list(TOPICS), "text": text}, text=lambda: text)
+    text = topic_text(arguments.topic, VERBS, arguments.runtime)
+    document: dict[str, Any] = {"topics": list(TOPICS), "text": text}
+    if arguments.topic == "support":
+        from planner.report.support_text import support_document
+
+        document["support"] = support_document(arguments.runtime)
+    return Outcome(document=document, text=lambda: text)
 
 
 # Arguments ---------------------------------------------------------------------------------------------------------
@@ -268,6 +311,14 @@ def _only(
         if value not in (None, False) and name not in (*allowed, "verb", "json"):
             said = value if name == "request" else f"--{name}"
             raise InputError(f"{said} does not go with `{form}`: {because}")
+
+
+def _without(arguments: argparse.Namespace, names: tuple[str, ...], why: str) -> None:
+    from planner.errors import InputError
+
+    for name in names:
+        if getattr(arguments, name) is not None:
+            raise InputError(f"--{name} {getattr(arguments, name)}: {why}")
 
 
 def _calibration(arguments: argparse.Namespace) -> Calibration:

@@ -22,6 +22,8 @@ PROGRESS_MARK = "progress: "
 class RankError(RuntimeError):
     """A process ended with an error, or did not end in time."""
 
+    exit_code = 1
+
     def __init__(self, message: str, ranks: tuple[int, ...]) -> None:
         super().__init__(message)
         self.ranks = ranks

@@ -101,7 +101,13 @@ def profile_model(
     Whole layers are among them where `layer` is a factory (see planner.profiling.blocks). The sequence is DEFAULT_SEQ long
     and the format bf16 where nothing is said.
     """
-    workload = Workload(seq=seq or DEFAULT_SEQ, gbs=mbs, precision=Precision(precision or "bf16"))
+    if precision is not None and precision not in set(Precision):
+        raise RecordError(f"precision={precision!r}; legal values: {', '.join(Precision)}")
+    if mbs < 1:
+        raise RecordError(f"mbs={mbs}: a micro-batch has at least one sequence")
+    workload = Workload(
+        seq=DEFAULT_SEQ if seq is None else seq, gbs=mbs, precision=Precision(precision or Precision.BF16)
+    )
     keys = keys_of(model, workload, Shapes(tp=(tp,), mbs=(mbs,)))
     keys = tuple(key for key in keys if layer or not key.startswith("layer/"))
     return measure(Request(operations=keys, ranks=ranks, layer=layer, device=device), progress=progress)

@@ -165,3 +165,39 @@ def test_a_check_leaves_nothing_and_touches_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "old"
     with pytest.raises(RecordError, match="this is a folder"):
         write_atomic(tmp_path, "text")
+
+
+# Other verbs ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["profile", "llama-tiny", "--measure", "--seq", "0"], "seq=0"),
+        (["profile", "llama-tiny", "--seq", "0"], "seq=0"),
+        (["profile", "llama-tiny", "--measure", "--mbs", "0"], "mbs=0: a micro-batch has at least one sequence"),
+        (["profile", "llama-tiny", "--measure", "--ranks", "0"], "ranks=0: a measurement takes at least one process"),
+        (
+            ["profile", "llama-tiny", "--measure", "--precision", "banana"],
+            "precision='banana'; legal values: fp32, bf16",
+        ),
+        (["profile", "llama-tiny", "--ranks", "2"], "--ranks 2: says how to measure; give --measure too"),
+        (["probe", "--ranks", "0"], "ranks=0: links are between at least 2 ranks"),
+        (["probe", "h100x8", "--ranks", "2"], "--ranks 2: is for links measured here"),
+        (["run", "plan.json", "-o", "plan.json"], "-o plan.json: this file is read, and would be lost"),
+        (["run", "plan.json", "-o", "link.json"], "-o link.json: this file is read, and would be lost"),
+        (["compare", "plan.json", "m.json", "--fit", "m.json"], "--fit m.json: this file is read, and would be lost"),
+    ],
+)
+def test_what_does_not_go_together(
+    arguments: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save(Case(layout="dpr2").plan, "plan.json")
+    Path("link.json").symlink_to("plan.json")
+    assert main(arguments) == 2
+    assert words in capsys.readouterr().err
