@@ -7,9 +7,10 @@ Bytes that stay (states, gathered copies, working sets, communication buffers, c
                dp_shard·cp. In a pipeline some runtimes keep gradients whole and parameters gathered until the last
                micro-batch, whatever ZeRO says (runtime.unsharded_gradients_with_pp).
   gathered     zero 3: the unit at work and the next one; gather=micro: every parameter of the stage
-  activations  of a layer: residual·T·h/parts + gathered·T·h + attention·T·(q+k+v+out)/tp + mlp·T·(1+gate)·ffn/tp
-               + score·mbs·s²·heads/tp, the last only where attention is not fused (Korthikanti 2022, equations 1 to 4,
-               regrouped); gathered: what a runtime keeps whole on every tensor-parallel rank; latent attention adds its
+  activations  of a layer: residual·T·h/parts + gathered·T·h + attention·T·(q+k+v+out)/tp + mlp·T·(1+gate)·ffn/tp (a gated
+               MLP keeps 3 times 2 bytes for 2·ffn, another 2 times 2 bytes for ffn) + score·mbs·s²·heads/tp, the last only
+               where attention is not fused (Korthikanti 2022, equations 1 to 4, regrouped); what narrow products take in is
+               kept in 8 bits where the runtime does so; gathered: what a runtime keeps whole on every tensor-parallel rank; latent attention adds its
                latents, routed experts routed·R·(1+gate)·ffn/etp + routed_hidden·R·h + router·T·experts for R routed rows
   logits       saved and working bytes per logit of the rank's part of the vocabulary
   working      what a layer that recomputes holds while its backward pass runs, or what the loss holds while it runs: these
@@ -54,6 +55,8 @@ MOMENT_BYTES = 8.0
 GATHERED_UNITS = 2
 """FSDP holds the unit at work and the one it prefetches (torch FSDP2, one explicit prefetch)."""
 
+OUTPUTS = ("attention", "mlp", "gated_mlp", "latents", "routed", "gated_routed", "routed_hidden")
+"""Terms of a layer's activations that products and attention put out."""
 STATE_KINDS = ("weights", "gradients", "optimizer")
 """What stays from step to step."""
 
@@ -143,7 +146,7 @@ def layer_activation_bytes(
         "residual": residual,
         "gathered": np.where(part.tp > 1, part.tokens * model.hidden, residual),
         "attention": attention,
-        "mlp": part.tokens * (1 + gate) * width,
+        "gated_mlp" if gate else "mlp": part.tokens * (1 + gate) * width,
     }
     if model.mla is not None:
         latents = model.mla.kv_lora_rank + (model.mla.q_lora_rank or 0)
@@ -152,25 +155,43 @@ def layer_activation_bytes(
         moe = model.moe
         assert moe is not None
         rows = fullest_rows(problem, part)
-        elements["routed"] = rows * (1 + gate) * moe.moe_ffn / part.etp
+        elements["gated_routed" if gate else "routed"] = rows * (1 + gate) * moe.moe_ffn / part.etp
         elements["routed_hidden"] = rows * model.hidden
         elements["router"] = part.tokens / part.sequence_parts * moe.num_experts
     if again.keeps_outputs_only:
         # the layer's input, and what the products and the attention put out (executor/sharding/recompute.py)
-        outputs = sum(elements.get(what, 0.0) for what in ("attention", "mlp", "latents", "routed", "routed_hidden"))
+        outputs = sum(size for what, size in elements.items() if what in OUTPUTS)
         return np.asarray(2.0 * scale * (2 * residual + outputs))
-    kept = sum(
-        (1.0 - again.dropped.get(what, 0.0))
-        * value_or(0.0, problem.calibration, f"memory.activation.{what}_bytes", family, name)
-        * size
-        for what, size in elements.items()
-    )
+    narrow = 0.0
+    if problem.workload.precision.is_narrow:
+        narrow = value_or(0.0, problem.calibration, "memory.activation.narrow_saved_bytes", name)
+    taken_in = _inputs_of_products(problem, part, kind)
+    kept = np.zeros_like(part.tokens)
+    for what, size in elements.items():
+        term = what.removeprefix("gated_")
+        per_element = value_or(0.0, problem.calibration, f"memory.activation.{what}_bytes", family, name)
+        whole = per_element * size - narrow * taken_in.get(term, 0.0)
+        kept = kept + (1.0 - again.dropped.get(term, 0.0)) * whole
     scores = np.zeros_like(part.tokens)
     if "scores" not in again.dropped and find(problem.calibration, "attention.score_bytes", name) is not None:
         per_score = value(problem.calibration, "memory.activation.score_bytes", name)
         heads = part.queries / model.query_head_dim
         scores = per_score * part.mbs * heads / part.cp * float(problem.workload.seq) ** 2
     return np.asarray(scale * (kept + scores))
+
+
+def _inputs_of_products(problem: Problem, part: Share, kind: BlockKind) -> Mapping[str, FloatArray]:
+    """Term of a layer's activations -> elements in it that only products take in: what narrow formats keep in 8 bits."""
+    inputs = {
+        "residual": 2 * part.tokens * problem.model.hidden / part.sequence_parts,  # outputs of both norms
+        "attention": part.tokens * part.outputs,
+        "mlp": part.tokens * shared_width(problem.model, part, kind),
+    }
+    if kind is BlockKind.MOE:
+        moe, rows = problem.model.moe, fullest_rows(problem, part)
+        assert moe is not None
+        inputs |= {"routed": rows * moe.moe_ffn / part.etp, "routed_hidden": rows * problem.model.hidden}
+    return inputs
 
 
 def logit_bytes(problem: Problem, part: Share) -> tuple[FloatArray, FloatArray]:

@@ -151,12 +151,20 @@ def test_activations_of_a_layer_in_closed_form() -> None:
     tokens = 3 * 2048
     found = {
         what: value(whole.calibration, f"memory.activation.{what}_bytes", "megatron")
-        for what in ("residual", "attention", "mlp")
+        for what in ("residual", "attention", "gated_mlp")
     }
-    per_token = found["residual"] * 2048 + found["attention"] * (2 * 16 + 2 * 8) * 128 + found["mlp"] * 2 * 5632
+    per_token = found["residual"] * 2048 + found["attention"] * (2 * 16 + 2 * 8) * 128 + found["gated_mlp"] * 2 * 5632
     expected = tokens * per_token / 2
     assert memory.layer_activation_bytes(whole, part, "none") == pytest.approx([expected])
     assert memory.layer_activation_bytes(whole, part, "full") == pytest.approx([2 * tokens * 2048 / 2])
+
+
+def test_narrow_formats_keep_what_products_take_in_in_8_bits() -> None:
+    bf16 = problem(runtime=replace(RUNTIME, name="megatron", sequence_parallel=True))
+    fp8 = replace(bf16, workload=replace(bf16.workload, precision=Precision.FP8))
+    part = share(bf16, Cells.of([normalised(dp=4, tp=2)]))
+    less = memory.layer_activation_bytes(bf16, part, "none") - memory.layer_activation_bytes(fp8, part, "none")
+    assert less == pytest.approx([2048 * (2 * 2048 + 16 * 128 + 5632) / 2])  # both norms, the heads, the MLP
 
 
 @pytest.mark.parametrize("kv_heads", [4, 8])
