@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 
 from cost_models.records import Binding, CollectiveChoice, Ranks, RecordError, save
 from cost_models.records.codec import check_writable, write_atomic
-from executor.cli import main, running
+from executor.cli import main, ranks
 from executor.errors import RefusedError
 from executor.mesh import rank_and_world
 from tests.processes.layouts import ORDER, Case
@@ -23,7 +23,7 @@ def _no_rank_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     def started(*_: object, **__: object) -> None:
         raise AssertionError("a rank was started")
 
-    monkeypatch.setattr(running, "launch", started)
+    monkeypatch.setattr(ranks, "launch", started)
     monkeypatch.delenv("RANK", raising=False)
 
 
