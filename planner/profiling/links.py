@@ -1,7 +1,7 @@
 """What collectives between the ranks of this machine take, by operation, group size and bytes.
 
 Keys: `<collective>/<ranks>/<bytes>/<link class>`. Bytes are those of the whole tensor: what each rank holds (all_reduce,
-broadcast, p2p), has in the end (all_gather) or gives in (reduce_scatter). A p2p sample is one direction of a ping-pong.
+broadcast, p2p), has in the end (all_gather), gives in (reduce_scatter) or sends, its own part included (all_to_all). A p2p sample is one direction of a ping-pong.
 
     overlap/<collective>/<ranks>/<bytes>/<link class>|alone     a collective while this rank multiplies matrices, and those products alone
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 KIB, MIB = 1 << 10, 1 << 20
 SIZES_BYTES = (KIB, 16 * KIB, 128 * KIB, MIB, 4 * MIB, 16 * MIB)
 """From where latency decides to where bandwidth does (loopback curves bend twice in between)."""
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "p2p")
-"""What dense layouts use; p2p, the last, between pairs alone."""
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "p2p")
+"""What layouts use; p2p, the last, between pairs alone."""
 OVERLAP_BYTES = 4 * MIB
 """Size at which hiding is measured: a bucket of gradients."""
 OVERLAP_MATRIX = 512
@@ -93,7 +93,7 @@ def time_links(
         group = groups_of(group_size, rank, ranks)
         for name in COLLECTIVES if group_size == 2 else COLLECTIVES[:-1]:
             for size in sizes_bytes:
-                call = _collective(name, size, group, device) if group is not None else _nothing
+                call = collective(name, size, group, device) if group is not None else _nothing
                 rule = _rule(size)
                 samples = sample({name: call}, rule, before=dist.barrier, synchronise=synchronise)[name]
                 if group is not None:
@@ -118,7 +118,8 @@ def _nothing() -> None:
     """A rank outside all groups only meets the barriers."""
 
 
-def _collective(name: str, size_bytes: int, group: Group, device: str) -> Call:
+def collective(name: str, size_bytes: int, group: Group, device: str) -> Call:
+    """A call of one collective on this rank. ValueError names those that can be measured."""
     import torch
     import torch.distributed as dist
 
@@ -128,6 +129,7 @@ def _collective(name: str, size_bytes: int, group: Group, device: str) -> Call:
         return _ping_pong(torch.ones(count, device=device), group)
     whole = torch.ones(count + -count % parts, device=device)
     part = torch.ones(len(whole) // parts, device=device)
+    received = torch.empty_like(whole) if name == "all_to_all" else whole
     handle = group.handle
     # torch 2.13 renamed both, and warns at the old names
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -137,6 +139,7 @@ def _collective(name: str, size_bytes: int, group: Group, device: str) -> Call:
         "all_gather": lambda: gather(whole, part, group=handle),
         "reduce_scatter": lambda: scatter(part, whole, group=handle),
         "broadcast": lambda: dist.broadcast(whole, group.ranks[0], group=handle),
+        "all_to_all": lambda: dist.all_to_all_single(received, whole, group=handle),
     }
     if name not in known:
         raise ValueError(f"collective {name!r}; measurable: {', '.join((*known, 'p2p'))}")
