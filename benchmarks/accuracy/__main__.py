@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.accuracy.causes import cause
 from benchmarks.accuracy.fit_published import Configuration, configurations, fit, linearised, priors
-from benchmarks.accuracy.memory import memory_scores
+from benchmarks.accuracy.memory import memory_scores, refused_though_ran
 from benchmarks.accuracy.picture import picture
 from benchmarks.accuracy.pricing import Pricer
 from benchmarks.accuracy.published import Table, read_published
@@ -129,7 +129,7 @@ def measured(folder: Path) -> tuple[dict[str, Any], list[tuple[str, float, float
                 for one, answer in zip(configured, seen, strict=True)
             },
         },
-        "memory": {"rows": _rows(memory_table), **memory},
+        "memory": {"rows": _rows(memory_table), **memory, "timed_but_refused": refused_though_ran(table)},
     }
     return result, [(one.source, one.measured_s, answer.step_s) for one, answer in zip(configured, seen, strict=True)]
 

@@ -118,6 +118,15 @@ def memory_scores(table: Table) -> dict[str, Any]:
     }
 
 
+def refused_though_ran(table: Table) -> dict[str, list[str]]:
+    """Source -> rows of step times, all of which ran, that the prediction says do not fit."""
+    found: dict[str, list[str]] = {source: [] for source in sorted(table.sources)}
+    for row in table.rows:
+        if held(row).verdict is Verdict.NO:
+            found[row.source].append(row.id)
+    return found
+
+
 def unseen(rows: Sequence[Held]) -> list[Held]:
     """The same predictions, with what was fitted on these rows fitted without the row's own test or size."""
     factors = unseen_factors([one.row for one in rows], special)

@@ -111,6 +111,9 @@ def _memory_table(memory: Mapping[str, Any]) -> Iterator[str]:
         f"  out of memory: {found['failed_and_refused_or_risky']} of {len(found['failed'])} refused or risky ({verdicts}); "
         f"of {found['ran']} that ran {len(found['ran_but_refused'])} refused {found['ran_but_refused'] or ''}, {found['ran_and_risky']} risky"
     )
+    refused = {source: len(ids) for source, ids in memory["timed_but_refused"].items() if ids}
+    told = ", ".join(f"{source} {count}" for source, count in refused.items()) or "none"
+    yield f"  runs with a step time, all of which ran, but refused: {told}"
 
 
 def _capacity(one: Mapping[str, Any]) -> str:
