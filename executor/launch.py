@@ -27,6 +27,10 @@ GRACE_S = 5.0
 NUM_ERROR_LINES = 12
 """Last lines of a failed rank that are handed back."""
 POLL_S = 0.05
+ASK_WHERE = signal.SIGUSR1
+"""Has a rank write to its stderr where it is (executor.rank registers it)."""
+ANSWER_S = 1.0
+"""How long ranks may take to do so."""
 
 _FAILURE = re.compile(r"rank\s*:\s*(\d+) \(local_rank: \d+\)\s*\n\s*exitcode\s*:\s*(-?\d+)")
 """An entry of torchrun's report."""
@@ -95,6 +99,8 @@ def launch(
         )
     try:
         timed_out = not _wait(process, start_s + timeout_s, log_dir, on_stderr)
+        if timed_out:
+            _ask_where(mark, process.pid)
     finally:
         _end(process, mark)
     seconds = time.monotonic() - start_s
@@ -138,6 +144,16 @@ def _wait(
         if ended or time.monotonic() > deadline_s:
             return ended
         time.sleep(POLL_S)
+
+
+def _ask_where(mark: str, torchrun: int) -> None:
+    """Have the ranks of this launch leave in their logs the lines at which they are: they are about to be ended."""
+    for pid in processes_of(mark):
+        with contextlib.suppress(OSError):
+            # torchrun has executor.rank among its arguments, and would take the signal for its end, and the ranks with it
+            if pid != torchrun and b"executor.rank" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, ASK_WHERE)
+    time.sleep(ANSWER_S)
 
 
 def _end(process: subprocess.Popen[bytes], mark: str) -> None:

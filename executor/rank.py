@@ -4,11 +4,12 @@ Importing torch takes seconds, on a busy machine tens of them. A rank that asks 
 that outlives a parent that was killed meanwhile.
 """
 
+import faulthandler
 import os
 import runpy
 import sys
 
-from executor.launch import die_with_parent
+from executor.launch import ASK_WHERE, die_with_parent
 
 ORPHANED = 113
 """Exit code of a rank whose parent was gone before it could ask."""
@@ -17,6 +18,7 @@ ORPHANED = 113
 def main() -> None:
     """`python -m executor.rank -m MODULE ARGUMENT...`, or a script in place of -m MODULE."""
     die_with_parent()
+    faulthandler.register(ASK_WHERE, all_threads=False)
     if os.getppid() == 1:
         sys.exit(ORPHANED)
     del sys.argv[0]

@@ -67,6 +67,7 @@ def test_the_launcher_names_the_rank_that_hangs(run) -> None:
     ended = run("idle", timeout_s=30)
     assert ended.failed_rank == 1
     assert "not done after 30 s; late: rank 1, last seen in step 1; the furthest was in step 2" in ended.reason
+    assert any("failing_ranks.py" in line and "in main" in line for line in ended.error_lines)  # where it sleeps
 
 
 def test_a_rank_that_never_arrives_is_named(run) -> None:
