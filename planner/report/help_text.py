@@ -18,6 +18,7 @@ from planner.readers.pins import Op
 from planner.readers.request_keys import SECTION_KEYS, SECTIONS
 from planner.readers.runtimes import read_runtime, runtime_names
 from planner.report.runs_text import columns_of_runs
+from planner.report.support_text import support_lines
 from planner.report.words import billions, columns, joined, memory, paragraph, row
 
 Verbs = Mapping[str, tuple[str, Any]]
@@ -27,11 +28,20 @@ EXAMPLE = Layout(dp_shard=16, tp=8, pp=4, vpp=2, zero=1, schedule=Schedule.INTER
 """The layout that the topics show."""
 
 
-def topic_text(topic: str | None, verbs: Verbs) -> str:
-    """One topic in full; without one, the verbs and the topics. InputError with the near names for an unknown one."""
+def topic_text(topic: str | None, verbs: Verbs, runtime: str | None = None) -> str:
+    """One topic in full; without one, the verbs and the topics; `runtime` is the one that `support` is asked of.
+
+    InputError with the near names for an unknown topic, and for a runtime beside any topic but support.
+    """
     if topic is None:
         return _overview(verbs)
     name = topic.strip().lower().replace("_", "-")
+    if name == SUPPORT:
+        return "\n".join([f"{name}: {TOPICS[name]}", "", *support_lines(runtime)])
+    if runtime is not None:
+        raise InputError(
+            f"help {topic} {runtime}: a topic stands alone; `help support RUNTIME` alone takes a second word"
+        )
     for one in (name, f"{name}s", name.removesuffix("s")):
         if one in _TEXTS:
             return "\n".join([f"{one}: {TOPICS[one]}", "", *_TEXTS[one]()])
@@ -318,6 +328,9 @@ def _calibration() -> list[str]:
     ]
 
 
+SUPPORT = "support"
+"""The topic that may be asked of one runtime."""
+
 TOPICS: Mapping[str, str] = {
     "layout": "how a layout is written, and what its keys mean",
     "pins": "how to say what must hold of a plan",
@@ -325,6 +338,7 @@ TOPICS: Mapping[str, str] = {
     "models": "models by name, with their parameters",
     "clusters": "clusters by name, and what is in a node",
     "runtimes": "frameworks: what each can do, and what of it nobody has tested",
+    SUPPORT: "runtime x device x feature: what is measured, calibrated, from tables, or untested",
     "laws": "what makes a layout illegal, by code",
     "exit-codes": "what the exit status says",
     "calibration": "the numbers that predictions rest on",

@@ -7,6 +7,7 @@ from cost_models.records import Decision, Prediction, StagePrediction, Verdict
 from cost_models.units import GIB, MIB
 from planner.report.plan_text import FITS, PARTS, asked, basis_text, head_room, speed, stage_lines
 from planner.report.words import columns, duration, joined, memory_gib, row
+from planner.rests_on import Term
 
 VERDICTS = {
     Verdict.OK: "even the upper end of its 80% interval fits",
@@ -19,8 +20,15 @@ _LEAST_SHOWN = 1e-3
 """Kinds of memory that are nowhere this share of the fullest stage are left out of the table."""
 
 
-def predict_text(problem: Problem, decision: Decision, predicted: Prediction, defaults: Mapping[str, str]) -> str:
-    """The prediction of one layout, at most some forty lines; `defaults` is what was not said -> how it was taken."""
+def predict_text(
+    problem: Problem,
+    decision: Decision,
+    predicted: Prediction,
+    defaults: Mapping[str, str],
+    terms: Sequence[Term] = (),
+) -> str:
+    """The prediction of one layout, at most some forty lines; `defaults` is what was not said -> how it was taken, `terms`
+    what its time rests on."""
     lines = [
         asked(problem.model, problem.cluster, decision),
         "",
@@ -37,6 +45,7 @@ def predict_text(problem: Problem, decision: Decision, predicted: Prediction, de
             f"{basis_text(predicted)}; layouts within {predicted.pairwise_error:.0%} of each other are a tie",
         ),
     ]
+    lines += term_lines(terms)
     if predicted.worth_measuring:
         lines.append(row("measure", f"would narrow it most: {joined(predicted.worth_measuring)}"))
     lines += ["", *stage_lines(decision, predicted)]
@@ -44,6 +53,37 @@ def predict_text(problem: Problem, decision: Decision, predicted: Prediction, de
     if defaults:
         lines += ["", row("not said", ", ".join(f"{key} = {value}" for key, value in defaults.items()))]
     return "\n".join(lines)
+
+
+_TERMS = {
+    "anchored": ("anchored", "by runs or measurements of your own"),
+    "calibrated": ("published", "fitted on published runs"),
+    "table": ("analytic", "as tables and formulas have it"),
+}
+"""Basis of a term -> the word in front of its row, and what that means."""
+_MOST_TERMS = 5
+"""Terms of one basis that are named."""
+
+
+def term_lines(terms: Sequence[Term]) -> list[str]:
+    """Where something was anchored: what rests on it, on published runs and on tables; else nothing, for then all is as shipped."""
+    if not any(term.basis == "anchored" for term in terms):
+        return []
+    lines = []
+    for basis, (word, meaning) in _TERMS.items():
+        mine = [term for term in terms if term.basis == basis]
+        if mine:
+            named = [f"{term_name(term.name)} {term.share:.0%}" for term in mine[:_MOST_TERMS] if term.share >= 0.005]
+            rest = len(mine) - len(named)
+            more = [f"{rest} more below {mine[len(named)].share:.0%}"] if rest and named else []
+            told = joined([*named, *more]) or "nothing that moves the step by half a percent"
+            lines.append(row(word, f"{meaning}: {told}"))
+    return [*lines, row("", "each with the share of the step that grows with it; bubbles follow from the schedule")]
+
+
+def term_name(name: str) -> str:
+    """A coefficient's own name; measured operations and curves keep their kind in front."""
+    return name.removeprefix("coefficients/")
 
 
 def _verdict(predicted: Prediction) -> str:

@@ -27,6 +27,7 @@ from planner.compare import (
     fitted_on,
     measured_phases,
     predicted_phases,
+    promise_with,
     ranking,
     read_measurements,
 )
@@ -187,6 +188,20 @@ def test_a_refit_on_what_was_promised_changes_no_prediction() -> None:
     assert predict(replace(problem, calibration=found), one.decision).step_s == pytest.approx(
         one.predicted.step_s, rel=1e-6
     )
+
+
+def test_what_a_run_took_beside_what_is_counted_comes_back() -> None:
+    """A run of a GiB more than is counted: predicted again, it takes what it took, in any number of refits."""
+    one = real_plan(real_problem(), dp=8, mbs=1)
+    assert one.predicted is not None
+    took = int((one.predicted.memory_gib_max + 1) * GIB)
+    peak = MeasuredMemory(kind=MemoryKind.ALLOCATED, peak_bytes=took)
+    runs = tuple(
+        replace(each, memory=peak, rank_class="all") if each.phase == "step" else each for each in slower_runs(one, 1.0)
+    )
+    once = fitted_on([Run(plan=one, measured=runs)])
+    for found in (once, fitted_on([Run(plan=one, measured=runs)], once)):
+        assert promise_with(one, found).memory_gib_max * GIB == pytest.approx(took, rel=1e-6)
 
 
 # Order -----------------------------------------------------------------------------------------------------------------
