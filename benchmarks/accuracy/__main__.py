@@ -1,6 +1,6 @@
 """How far off are predictions of published runs? python -m benchmarks.accuracy PUBLISHED_DIR [-o FOLDER] [--against RESULT.json]
 
-Writes accuracy-DATE.json (every number), .txt (the table that is printed) and .png (predicted over measured) to the folder.
+Writes DATE-accuracy.json (every number), .txt (the table that is printed) and .png (predicted over measured) to the folder.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     before = json.loads(arguments.against.read_text(encoding="utf-8")) if arguments.against else None
     result, pairs = measured(arguments.published)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    stem = arguments.out / f"accuracy-{date.today().isoformat()}"
+    stem = arguments.out / f"{date.today().isoformat()}-accuracy"
     text = report_text(result)
     stem.with_suffix(".json").write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     stem.with_suffix(".txt").write_text(text + "\n", encoding="utf-8")
