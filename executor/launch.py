@@ -236,10 +236,12 @@ def _late(log_dir: Path, num_ranks: int, seconds: float, timeout_s: float) -> La
     """Nobody failed, but the time is over: who is furthest behind, by the ranks' own notes."""
     steps = [_progress(log_dir, rank) for rank in range(num_ranks)]
     late = [rank for rank, step in enumerate(steps) if step == min(steps)]
-    where = "before the first step" if min(steps) < 0 else f"in step {min(steps)}"
-    if len(late) < num_ranks:
+    where, furthest = when(min(steps)), when(max(steps))
+    if max(steps) == ABSENT:
+        others = "no rank said how far it came"
+    elif len(late) < num_ranks:
         shown = ", ".join(map(str, late))
-        others = f"late: rank{'s' if len(late) > 1 else ''} {shown}, last seen {where}; the furthest was in step {max(steps)}"
+        others = f"late: rank{'s' if len(late) > 1 else ''} {shown}, last seen {where}; the furthest was {furthest}"
     else:
         others = f"all ranks were last seen {where}"
     return Launched(
@@ -253,8 +255,23 @@ def _late(log_dir: Path, num_ranks: int, seconds: float, timeout_s: float) -> La
     )
 
 
+ABSENT, UP, JOINED, BUILT = -4, -3, -2, -1
+"""Moments of a rank before step 0: nothing heard of it, its program runs, it is in the process group, its model is built."""
+_BEFORE = {
+    ABSENT: "before its program ran",
+    UP: "before the process group stood",
+    JOINED: "while its model was built and checked",
+    BUILT: "before the first step",
+}
+
+
+def when(step: int) -> str:
+    """A step, or a moment before the first one, in words."""
+    return _BEFORE.get(step, f"in step {step}")
+
+
 def note_progress(rank: int, step: int) -> None:
-    """Note, for the process that launched this rank, that it begins a step."""
+    """Note, for the process that launched this rank, that it begins a step or reached a moment before the first one."""
     folder = os.environ.get(PROGRESS)
     if folder:
         Path(folder, f"progress-{rank}").write_text(str(step))
@@ -264,7 +281,7 @@ def _progress(log_dir: Path, rank: int) -> int:
     try:
         return int((log_dir / f"progress-{rank}").read_text())
     except (OSError, ValueError):
-        return -1
+        return ABSENT
 
 
 def _signal_name(number: int) -> str:

@@ -42,7 +42,7 @@ from cost_models.records import (
 )
 from executor.decoder import Decoder
 from executor.errors import LateRankError, RefusedError, WrongResultError
-from executor.launch import die_with_parent
+from executor.launch import BUILT, JOINED, UP, die_with_parent, note_progress
 from executor.mesh import local_device, naming_the_late, start_process_group
 from executor.parallelize import apply
 from executor.peak import PeakMemory, exact_heap, trim_heap
@@ -69,6 +69,7 @@ class Run:
         self.settings = settings
         self.memory = PeakMemory(local_device())
         self.warm_peak_bytes = 0
+        note_progress(dist.get_rank(), JOINED)
         with exact_heap():
             self._build()
         self.optimizer = make_optimizer(self.parallel)
@@ -76,6 +77,7 @@ class Run:
         self.seconds: list[float] = []
         self.phases: dict[str, list[float]] = {}
         self._count = 0
+        note_progress(dist.get_rank(), BUILT)
 
     def _build(self) -> None:
         module = build_module(self.plan, self.settings)
@@ -366,6 +368,7 @@ def _say(text: str) -> None:
 
 def main(folder: Path) -> None:
     """One rank of a job; rank 0 leaves measurements.json in the folder."""
+    note_progress(int(os.environ["RANK"]), UP)
     try:
         job = from_json(Job, json.loads((folder / "job.json").read_text(encoding="utf-8")))
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))

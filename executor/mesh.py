@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from cost_models.records import Decision
 from executor.errors import LateRankError, RefusedError
-from executor.launch import die_with_parent, note_progress
+from executor.launch import BUILT, die_with_parent, note_progress, when
 
 AXES = ("pp", "dp_replicate", "dp_shard", "tp")
 """Axes of every mesh, outermost first. The plan's rank order changes the ranks inside it, never the order of the axes."""
@@ -154,21 +154,17 @@ def _late_ranks(error: BaseException) -> LateRankError:
     try:
         store = _store()
         keys = [f"meshwright/progress/{other}" for other in range(world)]
-        steps = [int(store.get(key)) if store.check([key]) else -1 for key in keys]
+        steps = [int(store.get(key)) if store.check([key]) else BUILT for key in keys]
     except (RuntimeError, dist.DistError):
         return LateRankError(f"rank {rank} lost the others, the store too; late: rank 0 ({_first_line(error)})", (0,))
     late = [other for other, step in enumerate(steps) if step == min(steps)]
-    lead = f"rank {rank} failed to communicate {_when(steps[rank])}"
+    lead = f"rank {rank} failed to communicate {when(steps[rank])}"
     if len(late) == world:
         who = "no rank is behind the others, so one failed or hangs inside it"
         return LateRankError(f"{lead}; {who} ({_first_line(error)})", ())
     return LateRankError(
-        f"{lead}; late: {_names(late)}, last seen {_when(min(steps))} ({_first_line(error)})", tuple(late)
+        f"{lead}; late: {_names(late)}, last seen {when(min(steps))} ({_first_line(error)})", tuple(late)
     )
-
-
-def _when(step: int) -> str:
-    return "before the first step" if step < 0 else f"in step {step}"
 
 
 def _store() -> dist.Store:

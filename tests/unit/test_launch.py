@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from executor.launch import _failed, _late, launch, note_progress
+from executor.launch import JOINED, _failed, _late, launch, note_progress
 
 REPORT = """
 Failures:
@@ -68,7 +68,9 @@ def test_who_is_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for rank, step in enumerate((4, 3, 4)):
         note_progress(rank, step)
     assert "late: rank 1, last seen in step 3; the furthest was in step 4" in _late(tmp_path, 3, 9.0, 9.0).reason
-    assert "late: rank 3, last seen before the first step" in _late(tmp_path, 4, 9.0, 9.0).reason
+    assert "late: rank 3, last seen before its program ran" in _late(tmp_path, 4, 9.0, 9.0).reason
+    note_progress(3, JOINED)
+    assert "rank 3, last seen while its model was built and checked" in _late(tmp_path, 4, 9.0, 9.0).reason
     note_progress(1, 4)
     everyone = _late(tmp_path, 3, 9.0, 9.0)
     assert everyone.failed_rank is None
