@@ -48,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _check_outputs(arguments: argparse.Namespace) -> None:
     """Where the result cannot be written, or would be written over what is read, is told before the work."""
     if arguments.verb == "demo":  # whose --out is a folder
+        if not arguments.out:
+            raise RecordError('--out "": a folder is needed, "." for the present one')
         return
     read = [
         getattr(arguments, name, None) or () for name in ("plan", "request", "measurements", "against", "calibration")

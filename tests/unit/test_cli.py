@@ -468,3 +468,8 @@ def test_an_output_that_takes_nothing_is_told(redirection: str) -> None:
     assert done.returncode == 2, done.stderr
     assert "meshwright: the output cannot be written" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_demo_is_told_where_its_results_go(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--out", ""]) == 2
+    assert "a folder is needed" in capsys.readouterr().err
