@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cost_models import compute
-from cost_models.calibrations import value
+from cost_models.calibrations import Rate, value
 from cost_models.compute import Rates, Seconds
 from cost_models.experts import routed_pass
 from cost_models.problem import Problem
@@ -188,23 +188,23 @@ def layer_passes(
             for seconds, way in zip(plain, ("forward", "backward"), strict=True)
         ]
     assert backward.weight_grad_s is not None
+    floored_s = compute.with_floor(forward.total, launch, launch.value / 3).total
     weight_grad_s = plain[1].total * (backward.weight_grad_s / backward.total.total)
     passes = {}
     for name in recompute_kinds:
-        share_again = _share_again(repeated(problem.runtime.name, name), forward, part)
-        whole = plain[1] + plain[0].scaled(share_again)
+        again = _again(repeated(problem.runtime.name, name), forward, part, launch)
+        whole = plain[1] + plain[0].scaled(again.total / floored_s)
         passes[name] = Pass(forward=plain[0], backward=whole, weight_grad_s=weight_grad_s)
     return passes
 
 
-def _share_again(again: Repeated, forward: LayerSeconds, part: Share) -> FloatArray:
-    """Share of the forward pass that is computed again."""
-    seconds = np.zeros_like(part.tokens)
+def _again(again: Repeated, forward: LayerSeconds, part: Share, launch: Rate) -> Seconds:
+    """What is computed again of a forward pass, under the launches of as many of its parts."""
+    seconds, parts = Seconds.zeros(part.tokens.shape), np.zeros_like(part.tokens)
     for name, once in forward.parts.items():
-        seconds = seconds + again.work.get(name, 0.0) * once.total
-    if again.output_with_tp:
-        seconds = seconds + np.where(part.tp > 1, forward.parts["output"].total, 0.0)
-    return np.asarray(seconds / forward.total.total, dtype=float)
+        repeats = again.work.get(name, 0.0) + (again.output_with_tp and name == "output") * (part.tp > 1)
+        seconds, parts = seconds + once.scaled(repeats), parts + repeats
+    return compute.with_floor(seconds, launch, launch.value / 3 * parts / len(forward.parts))
 
 
 def layer_sides(problem: Problem, part: Share) -> tuple[FloatArray, ...]:

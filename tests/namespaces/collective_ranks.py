@@ -67,7 +67,7 @@ def measure(rank: int, rendezvous: str, out: Path, sizes: list[int]) -> None:
         calls["all"][f"mismatched/all/{num_bytes}"] = two_levels(own["far"], own["near"], num_bytes)
         for where, timed in calls.items():
             for key, call in timed.items():
-                many = where == "near" or key.startswith("all_to_all")
+                many = where == "near" or key.startswith(("all_to_all", "all_gather"))
                 rule = Rule(warmup=1, repetitions=MANY_REPETITIONS if many else REPETITIONS)
                 samples = sample({key: call}, rule, before=dist.barrier)[key]
                 # the least: other work on the machine only ever lengthens it; there and back is two messages
