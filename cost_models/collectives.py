@@ -34,7 +34,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from cost_models.calibrations import Rate, rate
 from cost_models.compute import Seconds
-from cost_models.records import Calibration, Cluster, Curve, RecordError
+from cost_models.records import Calibration, Cluster, Curve, Link, RecordError
 
 FloatArray = NDArray[np.float64]
 E = TypeVar("E", bound=StrEnum)
@@ -197,6 +197,11 @@ def _link_table() -> Mapping[str, Mapping[str, float]]:
     path = resources.files("cost_models.data").joinpath("links.json")
     links: Mapping[str, Mapping[str, float]] = json.loads(path.read_text(encoding="utf-8"))["links"]
     return links
+
+
+def link_bytes_per_s(link: Link, calibration: Calibration) -> float:
+    """What a link carries in one direction: its nominal bandwidth times the efficiency of its class."""
+    return _link_cost(link.name, link.bandwidth_bytes_per_s, "intra", calibration).bytes_per_s
 
 
 def _link_cost(name: str, bytes_per_s: float, place: str, calibration: Calibration) -> LinkCost:

@@ -21,8 +21,8 @@ Bytes that stay (states, gathered copies, working sets, communication buffers, c
 
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from cost_models.calibrations import find, value, value_or
 from cost_models.compute import element_bytes
 from cost_models.experts import fullest_rows
+from cost_models.memory_phases import Evaluated, device_phases, fullest_node, host_phases
 from cost_models.problem import Cells, Columns, ColumnShape, Problem, column_shape
 from cost_models.recompute import repeated
 from cost_models.records import (
@@ -271,11 +272,25 @@ class Footprints:
         return np.asarray(np.sum(list(self.per_micro_batch.values()), axis=0))
 
 
-def held_bytes_per_param(problem: Problem, cells: Cells, *, experts: bool = False) -> Mapping[str, FloatArray]:
+def held_bytes_per_param(
+    problem: Problem, cells: Cells, *, experts: bool = False, in_host: bool = False
+) -> Mapping[str, FloatArray]:
     """Kind -> (n,) bytes that each local parameter of a cell takes as long as the step lasts: what grows with parameters alone.
 
-    experts: of the routed experts, which ZeRO divides over what ep and etp leave.
+    experts: of the routed experts, which ZeRO divides over what ep and etp leave. in_host: what is offloaded, and nothing else.
     """
+    divided = _divided_bytes_per_param(problem, cells, experts=experts)
+    moved = moved_states(problem)
+    return {kind: np.where((kind in moved) == in_host, values, 0.0) for kind, values in divided.items()}
+
+
+def moved_states(problem: Problem) -> frozenset[str]:
+    """Kinds of state that are offloaded to the host."""
+    names = {"weight": "weights", "gradient": "gradients", "optimizer": "optimizer"}
+    return frozenset(names[kind] for what in problem.offload for kind in problem.runtime.offload_moves[what])
+
+
+def _divided_bytes_per_param(problem: Problem, cells: Cells, *, experts: bool) -> Mapping[str, FloatArray]:
     per, element = state_bytes(problem), element_bytes(problem.workload.precision)
     shard = (cells.expert_shard_group if experts else cells.shard_group)[0]
     whole_in_pp = (cells.zero >= 2) & (cells.pp > 1) & problem.runtime.unsharded_gradients_with_pp
@@ -304,10 +319,12 @@ def column_footprints(problem: Problem, cells: Cells, memory: BlockMemory, cell:
         for kind, values in memory.per_param.items()
     }
     buffers = np.zeros_like(params)
-    if cells.zero[cell] == 3 or cells.gather[cell] == Gather.MICRO:
-        buffers = per.gradient * largest * share_of  # one unit's gradient before it is reduce-scattered
-        if not memory.per_param["gathered"][cell]:
-            held["gathered"] = element * np.minimum(GATHERED_UNITS * largest, params + routed) * share_of
+    moved = moved_states(problem)
+    in_units = cells.zero[cell] == 3 or cells.gather[cell] == Gather.MICRO
+    if in_units or "gradients" in moved:
+        buffers = per.gradient * largest * share_of  # one unit's gradient before it is reduce-scattered, or copied
+    if (in_units or "weights" in moved) and not memory.per_param["gathered"][cell]:
+        held["gathered"] = element * np.minimum(GATHERED_UNITS * largest, params + routed) * share_of
     working = _working_bytes(memory, cell, shape) * share_of
     residual = residual_bytes(problem)
     # a looped device recomputes other stages' layers too, when no logits are alive
@@ -413,11 +430,15 @@ class DeviceMemory:
     kinds: Mapping[str, float]
     """Kind -> bytes at the peak."""
     phases: Mapping[str, float]
-    """Phase -> expected peak bytes."""
+    """Phase -> expected peak bytes (`memory_phases.PHASES`)."""
+    operations: Mapping[str, str]
+    """Phase -> the operation at its peak."""
     peak_phase: str
     """Phase of the peak."""
     peak_operation: str
     """Operation at the peak."""
+    host: Mapping[str, float]
+    """Phase -> bytes of each of its ranks in host memory; 0 left out."""
 
     @property
     def peak_bytes(self) -> float:
@@ -450,59 +471,76 @@ def memory_report(problem: Problem, decision: Decision) -> tuple[DeviceMemory, .
     cells = Cells.of([layout], decision.ranks.order)
     columns = decision_columns(decision, problem.recompute_kinds)
     shape = column_shape(problem.model, columns)
-    footprints = column_footprints(problem, cells, block_memory(problem, cells), 0, shape)
+    blocks = block_memory(problem, cells)
+    footprints = column_footprints(problem, cells, blocks, 0, shape)
     vectors = max_held(Pipeline.of(layout, decision.num_micro_batches))
-    devices = tuple(
-        _device_memory(device, layout.world // layout.pp, footprints, decision, vectors[device], columns, shape)
-        for device in range(layout.pp)
-    )
-    return tuple(_without_slack(problem, device) for device in devices)
+    host = _host_bytes(problem, cells, blocks, shape)
+    layers = np.where(shape.layers.sum(axis=2) > 0, blocks.activations[0, None, :, 0], 0.0).max(axis=1)
+    logits = shape.head * (blocks.logits_saved[0] + blocks.logits_working[0])
+    found = []
+    for device in range(layout.pp):
+        mine = [stage.virtual for stage in decision.stages if stage.device == device]
+        kinds, training = _at_peak(mine, footprints, vectors[device], columns, shape)
+        kinds["context"] -= _given_back(problem, kinds)
+        evaluated = Evaluated(layer_bytes=float(layers[mine].max()), logits_bytes=float(logits[mine].max()))
+        phases = device_phases(problem.runtime, state_bytes(problem), kinds, evaluated, training)
+        offloaded = {kind: float(values[mine].sum()) for kind, values in host.items()}
+        peak = max(reversed(phases), key=lambda phase: (phases[phase].device_bytes, phase == "step 2"))
+        found.append(
+            DeviceMemory(
+                device=device,
+                ranks=(device * layout.world // layout.pp, (device + 1) * layout.world // layout.pp - 1),
+                kinds=kinds,
+                phases={name: phase.device_bytes for name, phase in phases.items()},
+                operations={name: phase.operation for name, phase in phases.items()},
+                peak_phase=peak,
+                peak_operation=phases[peak].operation,
+                host=host_phases(problem.runtime, kinds, offloaded),
+            )
+        )
+    return tuple(found)
 
 
-def _without_slack(problem: Problem, device: DeviceMemory) -> DeviceMemory:
+def host_bytes_per_node(problem: Problem, devices: Sequence[DeviceMemory]) -> Mapping[str, float]:
+    """Phase -> bytes in the host of the fullest node: what is offloaded, and what is copied there to load or to save."""
+    whole = state_bytes(problem).weight * problem.model.num_params if problem.runtime.gathers_to_save else 0.0
+    per_rank = [(one.ranks, one.host, {"save": whole} if one.device == 0 else {}) for one in devices]
+    return fullest_node(per_rank, problem.cluster.pools[0].kind.gpus_per_node)
+
+
+def _host_bytes(problem: Problem, cells: Cells, blocks: BlockMemory, shape: ColumnShape) -> Mapping[str, FloatArray]:
+    """Kind of state -> (n,) bytes of each column that lie in the host."""
+    params, routed = blocks.params.of_columns(0, shape)
+    common = held_bytes_per_param(problem, cells, in_host=True)
+    experts = held_bytes_per_param(problem, cells, experts=True, in_host=True)
+    return {kind: common[kind][0] * params + experts[kind][0] * routed for kind in STATE_KINDS}
+
+
+def _given_back(problem: Problem, kinds: Mapping[str, float]) -> float:
     """Near the limit the allocator gives back what it does not use before it fails: slack shrinks, and never refuses a run."""
     if problem.memory_kind not in (MemoryKind.RESERVED, MemoryKind.NVIDIA_SMI):
-        return device
+        return 0.0
     slack = value(problem.calibration, "memory.slack_bytes", problem.runtime.name)
-    over = min(max(device.peak_bytes - usable_bytes(problem), 0.0), slack, device.kinds["context"])
-    kinds = {**device.kinds, "context": device.kinds["context"] - over}
-    return replace(device, kinds=kinds, phases={name: held - over for name, held in device.phases.items()})
+    over = max(sum(kinds.values()) - usable_bytes(problem), 0.0)
+    return min(over, slack, max(kinds["context"], 0.0))
 
 
-def _device_memory(
-    device: int,
-    ranks_each: int,
+def _at_peak(
+    mine: Sequence[int],
     footprints: Footprints,
-    decision: Decision,
     vectors: tuple[tuple[int, ...], ...],
     columns: Columns,
     shape: ColumnShape,
-) -> DeviceMemory:
-    mine = [stage.virtual for stage in decision.stages if stage.device == device]
+) -> tuple[dict[str, float], str]:
+    """(kind -> bytes, operation) of a device at the peak of training."""
     alive, waiting = footprints.per_micro_batch, footprints.per_waiting
     each = {kind: np.append(values[mine], waiting[kind][mine]) for kind, values in alive.items()}
     activations = np.sum(list(each.values()), axis=0)
     counts = max(vectors, key=lambda vector: float(np.dot(vector, activations)))
     kinds = {kind: float(values[mine].sum()) for kind, values in footprints.fixed.items()}
     kinds |= {kind: float(np.dot(counts, values)) for kind, values in each.items()}
-    total = sum(kinds.values())
-    first_step = total - kinds["optimizer"]  # states of the optimizer appear in its first update
-    states = sum(kinds[kind] for kind in STATE_KINDS)
-    phases = {
-        "build": kinds["weights"] + kinds["context"],
-        "step 1": max(first_step, states + kinds["context"]),
-        "step 2": total,
-    }
-    stage = mine[-1]
-    block = int(columns.last[stage])
-    what = "head and loss" if shape.head[stage] else f"block {block}"
+    last = mine[-1]
+    what = "head and loss" if shape.head[last] else f"block {int(columns.last[last])}"
     names = [*(f"of stage {v}" for v in mine), *(f"of stage {v} before their weight gradients" for v in mine)]
     in_flight = ", ".join(f"{count} {name}" for name, count in zip(names, counts, strict=True) if count)
-    return DeviceMemory(
-        device=device,
-        ranks=(device * ranks_each, (device + 1) * ranks_each - 1),
-        kinds=kinds,
-        phases=phases,
-        peak_phase=max(phases, key=lambda phase: phases[phase]),
-        peak_operation=f"start of the backward pass of {what} (micro-batches in flight: {in_flight})",
-    )
+    return kinds, f"start of the backward pass of {what} (micro-batches in flight: {in_flight})"

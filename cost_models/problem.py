@@ -51,6 +51,16 @@ class Problem:
     """What its prices rest on."""
     memory_kind: MemoryKind = MemoryKind.ALLOCATED
     """How bytes are counted."""
+    offload: tuple[str, ...] = ()
+    """What lies in host memory: optimizer, param. What each moves is the runtime's matter (runtime.offload_moves)."""
+
+    def __post_init__(self) -> None:
+        unknown = [what for what in self.offload if what not in self.runtime.offload_moves]
+        if unknown:
+            known = ", ".join(self.runtime.offload_moves) or "nothing"
+            raise RecordError(
+                f"runtime {self.runtime.name!r} offloads no {unknown[0]!r} that is priced; known there: {known}"
+            )
 
     @property
     def layer_kinds(self) -> tuple[BlockKind, ...]:

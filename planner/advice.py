@@ -24,6 +24,7 @@ def problem_of(request: CompleteRequest | PlanRequest, calibration: Calibration 
         runtime=request.runtime,
         calibration=calibration or shipped(),
         memory_kind=memory_kind_of(request.cluster),
+        offload=request.offload if isinstance(request, CompleteRequest) else (),
     )
 
 

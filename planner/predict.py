@@ -1,13 +1,24 @@
 """What one layout would do: step time with its interval, throughput, memory of each stage, and the verdict."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from cost_models.compute import FloatArray
 from cost_models.intervals import pairwise_error, step_interval_s
-from cost_models.memory import DeviceMemory, decision_columns, memory_lower, memory_report, memory_upper, usable_bytes
-from cost_models.records import Decision, Parts, Prediction, StagePrediction, Verdict
+from cost_models.memory import (
+    DeviceMemory,
+    decision_columns,
+    host_bytes_per_node,
+    memory_lower,
+    memory_report,
+    memory_upper,
+    moved_states,
+    usable_bytes,
+)
+from cost_models.offload import offload_s
+from cost_models.pressure import slowdown_share
+from cost_models.records import Decision, MemoryKind, Parts, Prediction, StagePrediction, Verdict
 from cost_models.schedules import Pipeline
 from cost_models.simulation import Simulation, simulate
 from cost_models.stage import Cells, ColumnPrices, Problem, operations_needed, price_blocks, price_columns
@@ -42,6 +53,10 @@ def simulated(problem: Problem, decision: Decision) -> Simulated:
     prices = price_columns(price_blocks(problem, cells), 0, columns)
     pipeline = Pipeline.of(layout, decision.num_micro_batches)
     split = prices.split
+    optimizer_s = pipeline.by_device(prices.optimizer_s)
+    if problem.offload:
+        on_device = 0.0 if "optimizer" in moved_states(problem) else 1.0
+        optimizer_s = on_device * optimizer_s + offload_s(problem, decision, memory_report(problem, decision))
     parts = StageParts(
         forward_compute_s=prices.forward_compute_s,
         forward_exposed_s=prices.forward_exposed_s,
@@ -49,7 +64,7 @@ def simulated(problem: Problem, decision: Decision) -> Simulated:
         backward_exposed_s=prices.backward_exposed_s,
         hop_s=prices.hop_out_s[:-1],
         sync_s=pipeline.by_device(prices.sync_s),
-        optimizer_s=pipeline.by_device(prices.optimizer_s),
+        optimizer_s=optimizer_s,
         constant_s=pipeline.by_device(prices.constant_s),
         input_grad_compute_s=None if split is None else split.input_grad_compute_s,
         input_grad_exposed_s=None if split is None else split.input_grad_exposed_s,
@@ -68,13 +83,17 @@ def predict(problem: Problem, decision: Decision) -> Prediction:
     low_s, high_s = step_interval_s(problem, step_s, world=world, basis=basis)
     peak_bytes = max(device.peak_bytes for device in devices)
     usable, upper = usable_bytes(problem), memory_upper(problem, peak_bytes)
+    host, host_usable = host_bytes_per_node(problem, devices), problem.cluster.pools[0].kind.host_memory_bytes
+    verdict = verdict_of(peak_bytes, upper, usable)
+    if problem.offload and host_usable is not None and host.get("step 2", 0.0) > host_usable:
+        verdict = Verdict.NO
     workload = problem.workload
     flops_per_s = problem.model.model_flops_per_token(workload.seq) * workload.tokens / step_s / world
     peak_flops_per_s = peak_flops(problem)
     return Prediction(
         step_s=step_s,
         step_s_low=low_s,
-        step_s_high=high_s,
+        step_s_high=high_s * (1 + slowdown_share(problem, peak_bytes)),
         tokens_per_s_per_gpu=workload.tokens / step_s / world,
         tflops_per_gpu=flops_per_s / 1e12,
         mfu=flops_per_s / peak_flops_per_s,
@@ -85,13 +104,25 @@ def predict(problem: Problem, decision: Decision) -> Prediction:
         memory_gib_high=upper / GIB,
         memory_gib_usable=usable / GIB,
         memory_kind=problem.memory_kind.value,
-        verdict=verdict_of(peak_bytes, upper, usable),
+        memory_gib_by_kind=_by_kind(problem, decision),
+        host_gib_per_node={phase: size / GIB for phase, size in host.items()},
+        host_gib_usable=None if host_usable is None else host_usable / GIB,
+        verdict=verdict,
         parts=_parts(step),
         stages=_stages(step, decision, devices),
         pairwise_error=pairwise_error(problem),
         basis=basis,
         worth_measuring=operations_needed(problem, [decision.layout])[:5],
     )
+
+
+def _by_kind(problem: Problem, decision: Decision) -> dict[str, float]:
+    """The same peak by each way of counting, GiB: three on accelerators; a CPU has resident memory alone."""
+    kinds: tuple[MemoryKind, ...] = (MemoryKind.ALLOCATED, MemoryKind.RESERVED, MemoryKind.NVIDIA_SMI)
+    if problem.memory_kind is MemoryKind.RSS:
+        kinds = (MemoryKind.RSS,)
+    reports = {kind: memory_report(replace(problem, memory_kind=kind), decision) for kind in kinds}
+    return {kind.value: max(one.peak_bytes for one in devices) / GIB for kind, devices in reports.items()}
 
 
 def verdict_of(expected_bytes: float, upper_bytes: float, usable: float) -> Verdict:
@@ -155,6 +186,7 @@ def _stages(step: Simulated, decision: Decision, devices: tuple[DeviceMemory, ..
             phase_memory_bytes=device.phases,
             peak_phase=device.peak_phase,
             peak_operation=device.peak_operation,
+            phase_operations=device.operations,
         )
         for device in devices
     )

@@ -6,7 +6,8 @@ from typing import Any
 
 from cost_models.intervals import step_interval_s
 from cost_models.memory import memory_lower, memory_report, memory_upper, usable_bytes
-from cost_models.records import Calibration
+from cost_models.pressure import slowdown_share
+from cost_models.records import Calibration, Decision
 from cost_models.units import GIB
 from planner.predict import basis_of, simulated, verdict_of
 from planner.readers.runs import Run, decision_of_run, digest_of, read_rows, read_run
@@ -59,7 +60,16 @@ def _time(run: Run) -> dict[str, Any]:
     low_s, high_s = step_interval_s(
         run.problem, step_s, world=run.layout.world, basis=basis_of(step, decision.num_micro_batches)
     )
-    return {"step_s": step_s, "step_s_low": low_s, "step_s_high": high_s}
+    return {"step_s": step_s, "step_s_low": low_s, "step_s_high": high_s * (1 + _pressure(run, decision))}
+
+
+def _pressure(run: Run, decision: Decision) -> float:
+    """How much the upper end rises near full memory; 0 where the memory cannot be priced (`_memory` says why)."""
+    try:
+        fullest = max(device.peak_bytes for device in memory_report(run.problem, decision))
+    except ValueError:
+        return 0.0
+    return slowdown_share(run.problem, fullest)
 
 
 def _memory(run: Run) -> dict[str, Any]:

@@ -76,6 +76,8 @@ class NodeKind:
     """Network interfaces of a node."""
     host_memory_bytes: int | None = None
     """Memory of the host; null = unknown."""
+    host_link: Link | None = None
+    """From a device to its host; null = unknown, and nothing that is offloaded can be priced."""
 
     def __post_init__(self) -> None:
         for name in ("gpus_per_node", "domain_nodes", "num_nics"):

@@ -188,6 +188,8 @@ class StagePrediction:
     """Phase of the peak."""
     peak_operation: str
     """Operation at the peak."""
+    phase_operations: Mapping[str, str] = field(default_factory=dict)
+    """Phase -> the operation at its peak."""
 
 
 class Verdict(StrEnum):
@@ -228,6 +230,12 @@ class Prediction:
     """What the driver shows of a device."""
     memory_kind: str
     """How these bytes are counted."""
+    memory_gib_by_kind: Mapping[str, float] = field(default_factory=dict)
+    """allocated, reserved, nvidia-smi (resident memory alone on CPUs) -> the same peak by each way of counting, GiB."""
+    host_gib_per_node: Mapping[str, float] = field(default_factory=dict)
+    """Phase -> what the fullest node's host holds of the run, GiB: offloaded states and copies of checkpoints; 0 left out."""
+    host_gib_usable: float | None = None
+    """The host's memory; null = unknown."""
     verdict: Verdict
     """no: expected > usable; risky: upper > usable; ok otherwise."""
     parts: Parts

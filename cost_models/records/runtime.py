@@ -84,6 +84,12 @@ class Runtime:
     """In a pipeline, gradients stay whole and parameters gathered until the last micro-batch, whatever ZeRO says."""
     offload_moves: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """What is offloaded (optimizer, param) -> kinds of state that then lie in host memory (weight, gradient, optimizer)."""
+    built_states: tuple[str, ...] = ("weight",)
+    """States that are there when the model is built: weight, gradient (a buffer that stays), master (fp32 weights), optimizer."""
+    host_copies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """load, save -> kinds of its own state (weight, gradient, optimizer) that each rank copies to host memory then."""
+    gathers_to_save: bool = False
+    """Sharded weights are gathered unit by unit to be saved, and the first rank holds all of them in host memory."""
     overlaps_dp: bool = True
     """Gradient synchronisation hides behind the backward pass."""
     overlaps_tp: bool = False

@@ -99,6 +99,12 @@ _DEVICE_FIELDS = (
 )
 
 
+def host_link(device_name: str) -> Link | None:
+    """The way from a device to its host; None where nobody says."""
+    name = rows("devices")[device_name].get("host_link")
+    return link(name) if name else None
+
+
 def link(name: str) -> Link:
     """The class of links of a row of the table."""
     return Link(name=name, bandwidth_bytes_per_s=_row("links", name, "link")["bandwidth_bytes_per_s"])
@@ -116,6 +122,7 @@ def node_kind(name: str) -> NodeKind:
         nic=link(row["nic"]),
         num_nics=row["num_nics"],
         host_memory_bytes=row["host_memory_bytes"],
+        host_link=host_link(row["device"]),
     )
 
 

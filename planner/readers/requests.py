@@ -225,6 +225,8 @@ class CompleteRequest:
     """Pins, as written."""
     defaults: Mapping[str, str]
     """What was not said -> how it was taken."""
+    offload: tuple[str, ...] = ()
+    """What lies in host memory: optimizer, param."""
 
 
 def complete(request: Request, *, needs_layout: bool = False) -> CompleteRequest:
@@ -249,7 +251,26 @@ def complete(request: Request, *, needs_layout: bool = False) -> CompleteRequest
         layout=layout,
         pin=request.pin,
         defaults=defaults,
+        offload=_offload(request, runtime, needs_layout),
     )
+
+
+def _offload(request: Request, runtime: Runtime, given: bool) -> tuple[str, ...]:
+    """What the layout offloads to host memory, priced where a layout is `given` to be predicted."""
+    said = {what: request.layout.get(f"offload_{what}") for what in ("optimizer", "param")}
+    said = {what: where for what, where in said.items() if where not in (None, False, "none")}
+    for what, where in said.items():
+        asked = f"{request.source}: layout.offload_{what}={where}"
+        if not given:
+            raise NotYetError(
+                f"{asked} is not planned yet: the search does not choose it (`predict` prices a layout with it)"
+            )
+        if where == "nvme":
+            raise NotYetError(f"{asked} is not priced yet; cpu is (`check` judges the laws of both)")
+        if what not in runtime.offload_moves:
+            known = ", ".join(f"offload_{one}" for one in runtime.offload_moves) or "nothing"
+            raise InputError(f"{asked}: runtime {runtime.name} offloads {known}")
+    return tuple(said)
 
 
 def _refuse_scope(request: Request) -> None:
@@ -258,11 +279,10 @@ def _refuse_scope(request: Request) -> None:
             f"{request.source}: {' and '.join(request.scope)} is not planned or predicted yet; Meshwright prices full-parameter "
             "training (`check` judges the laws of such a request)"
         )
-    for key in ("ulysses", "offload_optimizer", "offload_param"):
-        if request.layout.get(key) not in (None, False, 1, "none"):
-            raise NotYetError(
-                f"{request.source}: layout.{key}={request.layout[key]} is not priced yet (`check` judges its laws)"
-            )
+    if request.layout.get("ulysses") not in (None, False, 1, "none"):
+        raise NotYetError(
+            f"{request.source}: layout.ulysses={request.layout['ulysses']} is not priced yet (`check` judges its laws)"
+        )
 
 
 def _model(request: Request, defaults: dict[str, str]) -> Model:

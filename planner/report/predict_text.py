@@ -39,6 +39,7 @@ def predict_text(
         row("speed", speed(predicted)),
         row("parts", _parts(predicted)),
         row("memory", head_room(predicted)),
+        *counted_lines(predicted),
         row("verdict", _verdict(predicted)),
         row(
             "rests on",
@@ -90,6 +91,20 @@ def _verdict(predicted: Prediction) -> str:
     low, high = memory_gib(predicted.memory_gib_low), memory_gib(predicted.memory_gib_high)
     words = f"{FITS[predicted.verdict]}: {VERDICTS[predicted.verdict]}"
     return f"{words} (80%: {low} to {high}, counted as {predicted.memory_kind})"
+
+
+def counted_lines(predicted: Prediction) -> list[str]:
+    """The same peak by each way of counting, and what the host holds; nothing where there is nothing beside."""
+    lines = []
+    if len(predicted.memory_gib_by_kind) > 1:
+        counted = [f"{kind} {memory_gib(size)}" for kind, size in predicted.memory_gib_by_kind.items()]
+        lines.append(row("counted", ", ".join(counted)))
+    if predicted.host_gib_per_node:
+        usable = predicted.host_gib_usable
+        of = "" if usable is None else f", of {memory_gib(usable)}"
+        held = [f"{phase} {memory_gib(size)}" for phase, size in predicted.host_gib_per_node.items()]
+        lines.append(row("host", f"on the fullest node: {', '.join(held)}{of}"))
+    return lines
 
 
 def _parts(predicted: Prediction) -> str:

@@ -198,7 +198,7 @@ def test_unknown_keys_are_errors_for_plan_and_listed_by_check(document, words):
         (changed(layout={"tp": 2, "packing": True}), "sequence packing"),
         (changed(runtime="verl-megatron"), "reinforcement learning"),
         (changed(layout={"tp": 2, "ulysses": 2}), "layout.ulysses=2 is not priced yet"),
-        (changed(layout={"tp": 2, "offload_optimizer": "cpu"}), "not priced yet"),
+        (changed(layout={"tp": 2, "offload_optimizer": "cpu"}), "not planned yet: the search does not choose it"),
         (changed(runtime="torch", layout={"tp": 2, "sp": False}), "always divides the sequence"),
     ],
 )
