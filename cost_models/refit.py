@@ -10,13 +10,14 @@ Residuals beyond ROBUST deviations count linearly (pseudo-Huber), so that one od
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.records import Calibration, Coefficient, RecordError
+from cost_models.data import rows as rows_of
+from cost_models.records import Calibration, Cluster, Coefficient, RecordError
 
 FloatArray = NDArray[np.float64]
 
@@ -28,16 +29,26 @@ ROBUST = 1.0
 TAIL = 3.0
 """Degrees of freedom of the prior: the fewest with a finite variance, near what robust regressions take (Lange, Little and
 Taylor 1989 fit 3 to 5)."""
-PRIOR_SPREAD = {"operations": 0.3, "curves": 0.7, "coefficients": 0.5}
-"""How far off each kind of parameter may be before a run tells (one standard deviation of its logarithm): an operation was
-timed alone, a collective alone on idle cores, a coefficient of the table never here."""
-SHARES = ("matmul.efficiency", "attention.efficiency", "attention.unfused_efficiency", "link.efficiency", "overlap")
-"""Coefficients that are a part of something: no run makes one more than 1, and they vary less than bytes and seconds do."""
-SHARE_SPREAD = 0.2
-"""PRIOR_SPREAD of a share."""
+PRIOR_SPREAD = {"operations": 0.3, "curves": 0.7}
+"""How far off measured values may be before a run tells (one standard deviation of the logarithm): an operation was timed
+alone, a collective alone on idle cores."""
+COEFFICIENT_SPREAD = {
+    "matmul.efficiency": 0.15,
+    "matmul": 0.4,
+    "attention": 0.35,
+    "weights": 0.4,
+    "link.efficiency": 0.6,
+    "overlap": 0.15,
+    "step.constant": 0.4,
+    "": 0.5,
+}
+"""The same of coefficients of the table, by the start of their name: about the root mean square of what each of seven published
+sources, left out, would move them by (matmul.efficiency 0.09 to 0.22, attention 0.08 to 0.58, link.efficiency 0.25 and 1.25,
+overlap 0.08 to 0.16, weights 0.13 to 1.2, step.constant 0.1 to 0.5, others 0.1 to 1.1)."""
 FITTED_PART = 0.5
-"""A coefficient that was fitted on other runs may be off by this part of what one of the table may: left-out published sources
-move fitted coefficients by 5 to 15%."""
+"""A coefficient that was fitted on other runs may be off by this part of that."""
+SHARES = ("matmul.efficiency", "attention.efficiency", "attention.unfused_efficiency", "link.efficiency", "overlap")
+"""Coefficients that are a part of something: no run makes one more than 1."""
 FACTS = ("device.", "attention.backward_ratio", "launch.operations_per_layer")
 """Coefficients that count something: no run corrects them."""
 LEARNT = 0.8
@@ -156,12 +167,35 @@ def most_probable(
 
 
 def prior_spread(prior: Calibration, parameter: str) -> float:
-    """How far off a parameter may be before a run tells: one standard deviation of its logarithm."""
+    """How far off a parameter may be before a run tells: the scale of its logarithm's prior."""
     kind, _, key = parameter.partition("/")
     if kind != "coefficients":
         return PRIOR_SPREAD[kind]
-    spread = SHARE_SPREAD if key.startswith(SHARES) else PRIOR_SPREAD[kind]
+    spread = next(width for start, width in COEFFICIENT_SPREAD.items() if key.startswith(start))
     return spread * (FITTED_PART if prior.coefficients[key].rows > 0 else 1.0)
+
+
+def with_links(calibration: Calibration, clusters: Iterable[Cluster]) -> Calibration:
+    """The calibration with the table's facts of these clusters' links as coefficients, so that runs can correct them."""
+    found = dict(calibration.coefficients)
+    table = rows_of("links")
+    for cluster in clusters:
+        for pool in cluster.pools:
+            for name in (pool.kind.intra.name, pool.kind.nic.name):
+                for column, what in LINK_COLUMNS.items():
+                    if column in table.get(name, {}):
+                        fact = Coefficient(
+                            value=table[name][column],
+                            unit="s" if what.endswith("_s") else "1",
+                            source=str(table[name].get("source", "table of links")),
+                            date=str(table[name].get("date", calibration.date)),
+                        )
+                        found.setdefault(f"link.{what}.{name}", fact)
+    return replace(calibration, coefficients=found)
+
+
+LINK_COLUMNS = {"efficiency": "efficiency", "latency_s": "latency_s", "small_message_latency_s": "small_latency_s"}
+"""Column of the table of links -> the coefficient that stands above it (`cost_models.collectives`)."""
 
 
 def _most(prior: Calibration, parameter: str) -> float:

@@ -28,7 +28,7 @@ from cost_models.records import (
     load,
     print_layout,
 )
-from cost_models.refit import Row, refit
+from cost_models.refit import Row, refit, with_links
 from cost_models.residuals import RankMemory, residuals, without_residuals
 from cost_models.units import GIB
 from planner.errors import InputError
@@ -282,7 +282,7 @@ def fitted(plan: Plan, measured: Measurements, calibration: Calibration | None =
 
 def fitted_on(runs: Sequence[Run], calibration: Calibration | None = None) -> Calibration:
     """The calibration refitted on the phases of several runs at once: what they do not tell apart stays as it was."""
-    prior = calibration or shipped()
+    prior = with_links(calibration or shipped(), (run.plan.request.cluster for run in runs))
     rows: list[Row] = []
     wanted: list[tuple[Run, tuple[str, ...]]] = []
     for run in runs:

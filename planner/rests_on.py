@@ -14,7 +14,7 @@ import numpy as np
 from cost_models.calibrations import shipped
 from cost_models.problem import Problem
 from cost_models.records import Calibration, Coefficient, Decision
-from cost_models.refit import parameters_of, scaled
+from cost_models.refit import parameters_of, scaled, with_links
 from planner.predict import simulated
 
 CHANGE = 0.01
@@ -57,7 +57,7 @@ class _Noted(dict[str, Coefficient]):
 
 def rests_on(problem: Problem, decision: Decision) -> tuple[Term, ...]:
     """What the decision's step time rests on, the largest share first."""
-    calibration = problem.calibration
+    calibration = with_links(problem.calibration, [problem.cluster])
     noted = _Noted(calibration.coefficients)
     here = _log_step(replace(problem, calibration=replace(calibration, coefficients=noted)), decision)
     terms = []

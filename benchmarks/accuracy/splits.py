@@ -11,7 +11,7 @@ from benchmarks.accuracy.pricing import FloatArray, Pricer, with_values, without
 from benchmarks.accuracy.published import with_calibration
 from cost_models.intervals import step_interval_s
 from cost_models.records import Calibration
-from cost_models.refit import Row, parameters_of, refit
+from cost_models.refit import Row, parameters_of, refit, with_links
 from planner.predict import basis_of, simulated
 
 FEW = (5, 10)
@@ -108,6 +108,7 @@ def refitted(pricer: Pricer, seen: Sequence[Configuration], prior: Calibration) 
     """`compare --fit`'s refit on these runs; their step times are linear in logarithms about the prior, to spare time."""
     rows = [Row(label=one.ids[0], measured_s=one.measured_s, spread=FEW_SPREAD) for one in seen]
     runs = [one.run for one in seen]
+    prior = with_links(prior, (run.problem.cluster for run in runs))
     read = sorted({name for run in runs for name in pricer.reads(run, prior)})
     time_like = {one.removeprefix("coefficients/") for one in parameters_of(prior)}
     names = [name for name in read if name in time_like]

@@ -26,9 +26,9 @@ def test_a_share_is_what_the_step_grows_by(problem: Problem) -> None:
     for term in rests_on(problem, decision):
         kind, _, name = term.name.partition("/")
         assert kind == "coefficients"
-        found = problem.calibration.coefficients[name]
         if not name.startswith(("memory_ops.multiplier", "step.constant_s", "weights")):
             continue
+        found = problem.calibration.coefficients[name]
         changed = {**problem.calibration.coefficients, name: replace(found, value=1.1 * found.value)}
         other = replace(problem, calibration=replace(problem.calibration, coefficients=changed))
         assert predict(other, decision).step_s / before - 1 == pytest.approx(0.1 * term.share, rel=0.15, abs=1e-4)
