@@ -14,7 +14,7 @@ Benchmark = Callable[[Path | None], Mapping[str, Any]]
 """Folder of published runs, or None -> what was found, as plain JSON data. Raises FileNotFoundError where it needs the folder."""
 
 _BENCHMARKS: dict[str, Benchmark] = {}
-_FILES = ("simulation", "schedules", "pricing")
+_FILES = ("simulation", "schedules", "pricing", "terms")
 """Files of this folder that register one."""
 
 

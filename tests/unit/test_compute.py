@@ -114,6 +114,14 @@ def test_measured_rates_of_a_machine_replace_its_coefficients() -> None:
     assert found.launch_s.value == pytest.approx(1e-5 * operations)
 
 
+def test_a_cpu_has_no_waves_of_tiles() -> None:
+    """Measured: small products on a core run at the rate of large ones; a GPU's quantisation made them twice too slow."""
+    found = compute.rates(CPU, Workload(seq=8, gbs=1, precision=Precision.FP32), RUNTIME, shipped())
+    rate = found.matmul_flops_per_s * found.matmul_efficiency.value
+    for m, n, k in ((64, 256, 256), (128, 128, 1024), (512, 512, 64)):
+        assert compute.matmul_s(found, m, n, k).total == pytest.approx(2.0 * m * n * k / rate, rel=1e-9)
+
+
 def test_an_unknown_family_lists_the_known_ones() -> None:
     unknown = replace(DEVICE, family="gaudi")
     with pytest.raises(RecordError, match=r"matmul\.efficiency\.gaudi.*known under"):
