@@ -33,6 +33,7 @@ from cost_models.residuals import RankMemory, residuals, without_residuals
 from cost_models.units import GIB
 from planner.errors import InputError
 from planner.predict import predict
+from planner.rests_on import made_own
 
 SPREAD_QUANTILE = 0.1
 """The measured spread holds the middle 80% of the samples, as the predicted interval does of the runs."""
@@ -283,6 +284,7 @@ def fitted(plan: Plan, measured: Measurements, calibration: Calibration | None =
 def fitted_on(runs: Sequence[Run], calibration: Calibration | None = None) -> Calibration:
     """The calibration refitted on the phases of several runs at once: what they do not tell apart stays as it was."""
     prior = with_links(calibration or shipped(), (run.plan.request.cluster for run in runs))
+    prior = made_own(prior, [(_problem(run.plan, prior), run.plan.decision) for run in runs])
     rows: list[Row] = []
     wanted: list[tuple[Run, tuple[str, ...]]] = []
     for run in runs:

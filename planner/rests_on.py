@@ -6,7 +6,7 @@ need not sum to 1: a launch floor beside a kernel, or an overlap, takes from oth
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -76,10 +76,42 @@ def _term(calibration: Calibration, parameter: str, share: float) -> Term:
     kind, _, key = parameter.partition("/")
     if kind != "coefficients":
         return Term(name=parameter, share=share, basis="anchored", rows=1)
-    found, before = calibration.coefficients[key], shipped().coefficients.get(key)
-    if found.rows > (0 if before is None else before.rows):
+    found = calibration.coefficients[key]
+    parts = set(key.split("."))
+    before = max((one.rows for name, one in shipped().coefficients.items() if set(name.split(".")) <= parts), default=0)
+    if found.rows > before:
         return Term(name=parameter, share=share, basis="anchored", rows=found.rows)
     return Term(name=parameter, share=share, basis="calibrated" if found.rows else "table", rows=found.rows)
+
+
+def made_own(calibration: Calibration, runs: Sequence[tuple[Problem, Decision]]) -> Calibration:
+    """The calibration with coefficients of the runs' own device family and runtime beside those that all share, of equal value.
+
+    What the runs teach then stays with their like, and nobody else's predictions move. Runs of several families or runtimes
+    keep what they share, for together they say more of it. Which names are looked up is seen, not listed: a pricing reads them.
+    """
+    families = {problem.cluster.pools[0].kind.device.family for problem, _ in runs}
+    runtimes = {problem.runtime.name for problem, _ in runs}
+    if len(families) != 1 or len(runtimes) != 1:
+        return calibration
+    family, runtime = families.pop(), runtimes.pop()
+    copies = {}
+    for name in _read(calibration, runs):
+        base = name.removesuffix(f".{runtime}").removesuffix(f".{family}")
+        for own in (f"{base}.{family}.{runtime}", f"{base}.{family}", f"{base}.{runtime}"):
+            if own not in calibration.coefficients and own != name:
+                copies.setdefault(own, calibration.coefficients[name])
+    tried = replace(calibration, coefficients={**copies, **calibration.coefficients})
+    kept = {own: copies[own] for own in _read(tried, runs) & copies.keys()}
+    return replace(calibration, coefficients={**calibration.coefficients, **kept})
+
+
+def _read(calibration: Calibration, runs: Sequence[tuple[Problem, Decision]]) -> set[str]:
+    """Names of the coefficients that the runs' step times are made of."""
+    noted = _Noted(calibration.coefficients)
+    for problem, decision in runs:
+        _log_step(replace(problem, calibration=replace(calibration, coefficients=noted)), decision)
+    return {name for name in noted.read if not name.startswith(("memory.", "interval."))}
 
 
 def _log_step(problem: Problem, decision: Decision) -> float:

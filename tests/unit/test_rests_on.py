@@ -10,8 +10,10 @@ from cost_models.problem import Problem
 from cost_models.records import Coefficient, normalised
 from planner.decisions import decision_of_layout
 from planner.predict import predict
+from planner.readers.clusters import read_cluster
+from planner.readers.runtimes import read_runtime
 from planner.report.predict_text import predict_text, term_lines
-from planner.rests_on import rests_on
+from planner.rests_on import made_own, rests_on
 
 
 @pytest.fixture
@@ -64,3 +66,29 @@ def test_a_coefficient_that_nobody_reads_is_no_term(problem: Problem) -> None:
     other = replace(problem, calibration=replace(problem.calibration, coefficients=more))
     decision = decision_of_layout(problem, normalised(dp=8, mbs=1))
     assert all("nobody" not in term.name for term in rests_on(other, decision))
+
+
+def test_copies_of_ones_own_change_no_price_and_stay_with_their_like(problem: Problem) -> None:
+    decision = decision_of_layout(problem, normalised(dp=8, mbs=1))
+    own = made_own(problem.calibration, [(problem, decision)])
+    assert predict(replace(problem, calibration=own), decision).step_s == predict(problem, decision).step_s
+    copies = own.coefficients.keys() - problem.calibration.coefficients.keys()
+    family, runtime = problem.cluster.pools[0].kind.device.family, problem.runtime.name
+    assert copies
+    assert all(set(name.split(".")) & {family, runtime} for name in copies)
+    slower = {**own.coefficients, **{name: replace(own.coefficients[name], value=0.1) for name in copies}}
+    other = replace(problem, cluster=read_cluster("a100-80x8"), runtime=read_runtime("llm-foundry"))
+    changed = replace(other, calibration=replace(own, coefficients=slower))
+    assert predict(changed, decision).step_s == predict(other, decision).step_s
+
+
+def test_runs_of_two_families_keep_what_they_share(problem: Problem) -> None:
+    decision = decision_of_layout(problem, normalised(dp=8, mbs=1))
+    other = replace(problem, cluster=read_cluster("a100-80x8"))
+    assert made_own(problem.calibration, [(problem, decision), (other, decision)]) == problem.calibration
+
+
+def test_a_copy_that_nobody_corrected_rests_on_what_it_was_copied_from(problem: Problem) -> None:
+    decision = decision_of_layout(problem, normalised(dp=8, mbs=1))
+    own = replace(problem, calibration=made_own(problem.calibration, [(problem, decision)]))
+    assert "anchored" not in {term.basis for term in rests_on(own, decision)}
