@@ -74,6 +74,10 @@ class PeakMemory:
         peak = self._sampler.peak_bytes if self._sampler is not None else _high_water_bytes()
         return max(0, peak - self._base_bytes)
 
+    def reserved_bytes(self) -> int | None:
+        """The peak since `reset` of what torch's allocator held, used or not; None where there is no allocator to ask."""
+        return int(torch.cuda.max_memory_reserved(self.device)) if self.device.type == "cuda" else None
+
 
 def resident_bytes() -> int:
     """Resident memory of this process now; where the system does not tell (macOS), the peak so far."""

@@ -157,12 +157,17 @@ MERGED = {"reduce": "other", "clip": "other"}
 def measured_phases(own: Sequence[Measurement]) -> dict[str, tuple[float, ...]]:
     """Samples by phase: of each step the slowest stage, and the phases that a prediction does not tell apart added up.
 
-    Runs of one plan follow one another. InputError where one stage has more steps than another.
+    Runs of one plan follow one another; a second count of the memory of the same steps is no further run. InputError where one
+    stage has more steps than another.
     """
     by_phase: dict[str, dict[str, tuple[float, ...]]] = {}
+    counted: dict[tuple[str, str, tuple[float, ...]], MemoryKind] = {}
     for one in own:
-        stages = by_phase.setdefault(one.phase or one.key, {})
-        name = one.rank_class or "all"
+        phase, name = one.phase or one.key, one.rank_class or "all"
+        stages = by_phase.setdefault(phase, {})
+        kind = None if one.memory is None else one.memory.kind
+        if kind is not None and counted.setdefault((phase, name, one.samples_s), kind) is not kind:
+            continue
         stages[name] = (*stages.get(name, ()), *one.samples_s)
     slowest = {phase: _step_by_step(max, phase, stages) for phase, stages in by_phase.items()}
     merged: dict[str, dict[str, tuple[float, ...]]] = {}

@@ -3,8 +3,8 @@
 Each published source in the place of a user who has a node or two: a calibration that has seen none of its rows is refitted,
 as `compare --fit` does it, on small runs, and predicts large ones. Two ways:
 
-    own      what `explain --anchor` makes: of each model, with all its layers or fewer, the runs on the fewest GPUs predict
-             those on the most
+    own      what `explain --anchor` makes: of each model, with all its layers or fewer, in one sequence length, precision and
+             device, the runs on the fewest GPUs predict those on the most
     others   the source's runs on the fewest GPUs, of whatever models, predict each model's on the most
 """
 
@@ -27,7 +27,7 @@ from benchmarks.accuracy.published import read_published
 from benchmarks.accuracy.scores import errors, macro
 from benchmarks.accuracy.splits import Predicted, Progress, left_out, predicted, refitted
 from cost_models.calibrations import identity, shipped
-from cost_models.records import Calibration
+from cost_models.records import Calibration, Positions
 
 LEAST = 3
 """Configurations that a user measures at least: of the fewest GPUs on which there are so many."""
@@ -48,10 +48,11 @@ class Halves:
 
 
 def own_halves(configured: Sequence[Configuration]) -> list[Halves]:
-    """Of each model of one source its runs on the fewest GPUs and on the most, where these are far enough apart."""
+    """Of each model, sequence, precision and device of one source the runs on the fewest GPUs and on the most, where these are
+    far enough apart."""
     models: dict[str, list[Configuration]] = {}
     for one in configured:
-        models.setdefault(_without_layers(one), []).append(one)
+        models.setdefault(_kept(one), []).append(one)
     found = []
     for mine in models.values():
         worlds = [one.run.layout.world for one in mine]
@@ -65,11 +66,14 @@ def own_halves(configured: Sequence[Configuration]) -> list[Halves]:
     return found
 
 
-def _without_layers(one: Configuration) -> str:
-    """The model's dimensions but for its layers."""
-    model = one.run.problem.model
+def _kept(one: Configuration) -> str:
+    """What an anchor keeps: the model's dimensions but for its layers (learned positions follow the sequence), sequence, precision
+    and device."""
+    problem = one.run.problem
+    model, workload = problem.model, problem.workload
     moe = None if model.moe is None else replace(model.moe, num_dense_layers=0)
-    return repr(replace(model, name="", num_layers=1, moe=moe))
+    model = replace(model, name="", num_layers=1, moe=moe, positions=Positions.NONE, max_positions=0)
+    return repr((model, workload.seq, workload.precision, problem.cluster.pools[0].kind.device.name))
 
 
 def other_halves(configured: Sequence[Configuration]) -> list[Halves]:

@@ -108,6 +108,20 @@ def test_a_step_is_as_long_as_on_its_slowest_rank() -> None:
     assert (second.samples_s, second.rank_class) == ((1.5, 2.0), "stage 1")
 
 
+def test_what_the_allocator_held_is_a_second_count_of_the_same_steps() -> None:
+    shares = [
+        Share(stage=0, seconds=(1.0, 4.0), phases={}, peak_bytes=10, reserved_bytes=15),
+        Share(stage=0, seconds=(2.0, 3.0), phases={}, peak_bytes=12, reserved_bytes=14),
+    ]
+    used, held = summary(plan_of(), shares, MemoryKind.ALLOCATED)
+    assert used.memory is not None
+    assert held.memory is not None
+    assert (used.memory.kind, used.memory.peak_bytes) == (MemoryKind.ALLOCATED, 12)
+    assert (held.memory.kind, held.memory.peak_bytes) == (MemoryKind.RESERVED, 15)
+    assert used.samples_s == held.samples_s
+    assert measured_phases([used, held]) == {"step": (2.0, 4.0)}
+
+
 def test_the_peak_of_memory_sees_what_was_freed_again() -> None:
     import torch
 
