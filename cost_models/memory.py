@@ -485,7 +485,7 @@ def memory_report(problem: Problem, decision: Decision) -> tuple[DeviceMemory, .
         evaluated = Evaluated(layer_bytes=float(layers[mine].max()), logits_bytes=float(logits[mine].max()))
         phases = device_phases(problem.runtime, state_bytes(problem), kinds, evaluated, training)
         offloaded = {kind: float(values[mine].sum()) for kind, values in host.items()}
-        peak = max(reversed(phases), key=lambda phase: (phases[phase].device_bytes, phase == "step 2"))
+        peak = max(phases, key=lambda phase: (phases[phase].device_bytes, phase == "step 2"))
         found.append(
             DeviceMemory(
                 device=device,

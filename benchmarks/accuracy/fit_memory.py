@@ -240,6 +240,7 @@ def margins(rows: Sequence[Published], special: Callable[[Published], str | None
         ]
         if not ratios:
             continue
+        spread = round(float(np.median(np.abs(np.log(ratios))) * 1.4826), 4)
         low, high, rare = np.quantile(ratios, [0.1, 0.9, 1 - WRONG])
         found = {
             "memory.margin": (
@@ -258,6 +259,7 @@ def margins(rows: Sequence[Published], special: Callable[[Published], str | None
                     source=source,
                     date=date.today().isoformat(),
                     rows=len(ratios),
+                    residual=spread,
                 ),
             )
 
