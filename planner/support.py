@@ -151,7 +151,7 @@ def clusters() -> Mapping[str, Cluster]:
 
 def _rests_on(runtime: Runtime, cluster: Cluster, feature: Feature, calibration: Calibration) -> str:
     family = cluster.pools[0].kind.device.family
-    if feature.name.startswith("offload"):  # its laws are judged; no seconds are known
+    if feature.name.startswith("offload"):  # priced from tables and guesses: nobody compared it with a run
         return UNTESTED if feature.name.split()[1] in runtime.offload_moves else ABSENT
     if not _has(runtime, cluster, feature):
         return ABSENT

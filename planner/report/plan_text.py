@@ -105,9 +105,14 @@ def head_room(predicted: Prediction) -> str:
     """Does it fit, how much is left, and where it is fullest."""
     stage = max(predicted.stages, key=lambda s: max(s.phase_memory_bytes.values()))
     free = predicted.memory_gib_usable - predicted.memory_gib_high
+    fits = (
+        FITS[predicted.verdict]
+        if free < 0 or predicted.verdict is Verdict.OK
+        else "fits on the device, not in the host"
+    )
     room = f"{memory_gib(free)} left at worst" if free >= 0 else f"{memory_gib(-free)} too many at worst"
     return (
-        f"{FITS[predicted.verdict]}: {memory_gib(predicted.memory_gib_max)} (up to {memory_gib(predicted.memory_gib_high)}) "
+        f"{fits}: {memory_gib(predicted.memory_gib_max)} (up to {memory_gib(predicted.memory_gib_high)}) "
         f"of {memory_gib(predicted.memory_gib_usable)}, {room}; "
         f"fullest is stage {stage.device}, {stage.peak_phase}, {stage.peak_operation}"
     )

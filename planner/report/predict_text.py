@@ -90,6 +90,10 @@ def term_name(name: str) -> str:
 def _verdict(predicted: Prediction) -> str:
     low, high = memory_gib(predicted.memory_gib_low), memory_gib(predicted.memory_gib_high)
     words = f"{FITS[predicted.verdict]}: {VERDICTS[predicted.verdict]}"
+    if _host_overflows(predicted):
+        words = (
+            f"{FITS[predicted.verdict]}: what is offloaded is more than the host has; offload less, or take more nodes"
+        )
     return f"{words} (80%: {low} to {high}, counted as {predicted.memory_kind})"
 
 
@@ -100,11 +104,20 @@ def counted_lines(predicted: Prediction) -> list[str]:
         counted = [f"{kind} {memory_gib(size)}" for kind, size in predicted.memory_gib_by_kind.items()]
         lines.append(row("counted", ", ".join(counted)))
     if predicted.host_gib_per_node:
-        usable = predicted.host_gib_usable
-        of = "" if usable is None else f", of {memory_gib(usable)}"
-        held = [f"{phase} {memory_gib(size)}" for phase, size in predicted.host_gib_per_node.items()]
-        lines.append(row("host", f"on the fullest node: {', '.join(held)}{of}"))
+        held, usable = predicted.host_gib_per_node, predicted.host_gib_usable
+        always = held.get("step 2", 0.0)
+        told = [f"{phase} {memory_gib(size)}" for phase, size in held.items() if size > always]
+        told = ([f"{memory_gib(always)} in every phase"] if always else []) + told
+        over = ": it does not fit" if _host_overflows(predicted) else ""
+        of = "; its size is not known" if usable is None else f", of {memory_gib(usable)}{over}"
+        lines.append(row("host", f"on the fullest node: {', '.join(told)}{of}"))
     return lines
+
+
+def _host_overflows(predicted: Prediction) -> bool:
+    """The states that a run offloads are more than the host has."""
+    usable = predicted.host_gib_usable
+    return usable is not None and predicted.host_gib_per_node.get("step 2", 0.0) > usable
 
 
 def _parts(predicted: Prediction) -> str:

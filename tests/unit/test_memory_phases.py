@@ -13,6 +13,7 @@ from cost_models.problem import Problem
 from cost_models.records import Layout, Link, MemoryKind, RecordError, Verdict, normalised
 from planner.predict import predict, verdict_of
 from planner.readers.runtimes import read_runtime
+from planner.report.predict_text import predict_text
 from tests.unit.cost_cases import MODEL, NODE, cluster, problem
 from tests.unit.test_memory import decision
 
@@ -140,7 +141,11 @@ def test_offloading_takes_time_and_the_host_is_a_budget() -> None:
         assert found.parts.total_s == pytest.approx(found.step_s)
     assert seconds[0] < seconds[1] < seconds[2]
     poor = offloading("optimizer", host_bytes=GIB)
-    assert predict(poor, decision(poor, layout)).verdict is Verdict.NO
+    answer = predict(poor, decision(poor, layout))
+    assert answer.verdict is Verdict.NO
+    text = predict_text(poor, decision(poor, layout), answer, {})
+    assert "fits on the device, not in the host" in text
+    assert "what is offloaded is more than the host has" in text
     rich = offloading("optimizer", host_bytes=1000 * GIB)
     assert predict(rich, decision(rich, layout)).verdict is Verdict.OK
 
