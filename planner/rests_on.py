@@ -95,7 +95,7 @@ def made_own(calibration: Calibration, runs: Sequence[tuple[Problem, Decision]])
     if len(families) != 1 or len(runtimes) != 1:
         return calibration
     family, runtime = families.pop(), runtimes.pop()
-    copies = {}
+    copies: dict[str, Coefficient] = {}
     for name in _read(calibration, runs):
         base = name.removesuffix(f".{runtime}").removesuffix(f".{family}")
         for own in (f"{base}.{family}.{runtime}", f"{base}.{family}", f"{base}.{runtime}"):
