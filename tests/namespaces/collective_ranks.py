@@ -20,9 +20,11 @@ WHERE = {"near": ((0, 1), (2, 3)), "far": ((0, 2), (1, 3)), "all": ((0, 1, 2, 3)
 TIMES = {"near": 6, "far": 1, "all": 1}
 """Bytes of a size: what passes a fast link is longer, so that it takes as long as the machine's own delays are short."""
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p")
-REPETITIONS, MANY_REPETITIONS = 4, 9
-"""Many for short messages, where something may come between, and for gloo's all-to-all: as often as not it sends one
-direction after the other and takes twice as long."""
+PASSES = 3
+"""Times that everything is gone through: what disturbs the machine for some seconds spoils one pass."""
+REPETITIONS, MANY_REPETITIONS = 1, 4
+"""In each pass. Many for short messages, where something may come between, and where both directions of a link are used at
+once: as often as not gloo's all-to-all then sends one after the other and takes twice as long."""
 RANK_TIMEOUT_S = 90.0
 
 
@@ -47,31 +49,34 @@ def two_levels(inner: Group, outer: Group, num_bytes: int) -> Callable[[], objec
     return lambda: [step() for step in steps]
 
 
+def calls_of(own: dict[str, Group], num_bytes: int) -> dict[str, Callable[[], object]]:
+    """What this rank times of one size, by key."""
+    calls: dict[str, Callable[[], object]] = {
+        f"{name}/{where}/{num_bytes}": collective(name, num_bytes * TIMES[where], group, "cpu")
+        for where, group in own.items()
+        for name in COLLECTIVES
+        if name != "p2p" or where != "all"
+    }
+    calls[f"matched/all/{num_bytes}"] = two_levels(own["near"], own["far"], num_bytes)
+    calls[f"mismatched/all/{num_bytes}"] = two_levels(own["far"], own["near"], num_bytes)
+    return calls
+
+
 def measure(rank: int, rendezvous: str, out: Path, sizes: list[int]) -> None:
     """What one rank does."""
     dist.init_process_group(
         "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=4, timeout=timedelta(seconds=60)
     )
     own = groups(rank)
-    seconds: dict[str, float] = {}
-    for num_bytes in sizes:
-        calls: dict[str, dict[str, Callable[[], object]]] = {
-            where: {
-                f"{name}/{where}/{num_bytes}": collective(name, num_bytes * TIMES[where], group, "cpu")
-                for name in COLLECTIVES
-                if name != "p2p" or where != "all"
-            }
-            for where, group in own.items()
-        }
-        calls["all"][f"matched/all/{num_bytes}"] = two_levels(own["near"], own["far"], num_bytes)
-        calls["all"][f"mismatched/all/{num_bytes}"] = two_levels(own["far"], own["near"], num_bytes)
-        for where, timed in calls.items():
-            for key, call in timed.items():
-                many = where == "near" or key.startswith(("all_to_all", "all_gather"))
-                rule = Rule(warmup=1, repetitions=MANY_REPETITIONS if many else REPETITIONS)
-                samples = sample({key: call}, rule, before=dist.barrier)[key]
-                # the least: other work on the machine only ever lengthens it; there and back is two messages
-                seconds[key] = min(samples) * (0.5 if key.startswith("p2p") else 1.0)
+    calls = {key: call for num_bytes in sizes for key, call in calls_of(own, num_bytes).items()}
+    seconds: dict[str, float] = dict.fromkeys(calls, float("inf"))
+    for turn in range(PASSES):
+        for key, call in calls.items():
+            many = "/near/" in key or key.startswith(("all_to_all", "all_gather"))
+            rule = Rule(warmup=int(turn == 0), repetitions=MANY_REPETITIONS if many else REPETITIONS)
+            samples = sample({key: call}, rule, before=dist.barrier)[key]
+            # the least: other work on the machine only ever lengthens it; there and back is two messages
+            seconds[key] = min(seconds[key], min(samples) * (0.5 if key.startswith("p2p") else 1.0))
     keys = sorted(seconds)
     slowest = torch.tensor([seconds[key] for key in keys], dtype=torch.float64)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)

@@ -15,6 +15,8 @@ from pathlib import Path
 NUM_HOSTS = 4
 PAIR = 2
 """Hosts 2i and 2i+1 are near each other."""
+SEGMENT_BYTES = 32 * 1024
+"""Largest segment that leaves a host: of each pause's first one htb lets pass what it has no tokens for."""
 BURST_BYTES = 32 * 1024
 """What passes unshaped after a pause: little against any message that is timed here, and no less than htb needs at 1 Gbit/s."""
 
@@ -82,6 +84,7 @@ class Network:
             _do("ip", "link", "set", inside, "netns", host)
             _do("ip", "link", "set", outside, "master", bridge)
             _do("ip", "link", "set", outside, "up")
+            _do("ip", "-n", host, "link", "set", inside, "gso_max_size", str(SEGMENT_BYTES))
             _do("ip", "-n", host, "addr", "add", f"{self.address(number)}/24", "dev", inside)
             _do("ip", "-n", host, "link", "set", inside, "up")
             _do("ip", "-n", host, "link", "set", "lo", "up")
