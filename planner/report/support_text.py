@@ -7,7 +7,7 @@ from cost_models.calibrations import shipped
 from cost_models.records import Runtime, to_json
 from planner.readers.runtimes import read_runtime, runtime_names
 from planner.report.words import columns, paragraph, row
-from planner.support import ABSENT, BASES, UNTESTED, clusters, support
+from planner.support import ABSENT, BASES, UNTESTED, Support, clusters, support
 
 SHORT = {"measured": "meas", "calibrated": "calib", "table": "table", UNTESTED: "untest", ABSENT: "-"}
 """What a cell rests on -> as the table writes it."""
@@ -25,11 +25,11 @@ def support_lines(name: str | None) -> list[str]:
     legend = [row(SHORT[one], meaning) for one, meaning in _MEANINGS.items()]
     if name is not None:
         return [*_table(read_runtime(name, typed=True)), "", *legend]
-    lines = [["runtime", *(f"{one}" for one in (*BASES, UNTESTED)), "calibrated on"]]
+    lines = [["runtime", *(f"{one}" for one in (*BASES, UNTESTED)), "products known on"]]
     for known in runtime_names():
         cells = support(read_runtime(known), shipped())
         counts = Counter(cell.rests_on for cell in cells)
-        devices = [family for family in clusters() if any(_is_known(c.rests_on) and c.device == family for c in cells)]
+        devices = [family for family in clusters() if any(_is_known_dense(cell, family) for cell in cells)]
         numbers = [str(counts[one]) for one in (*BASES, UNTESTED)]
         lines.append([known, *numbers, ", ".join(devices) or "nothing"])
     return [
@@ -43,8 +43,9 @@ def support_lines(name: str | None) -> list[str]:
     ]
 
 
-def _is_known(rests_on: str) -> bool:
-    return rests_on in ("measured", "calibrated")
+def _is_known_dense(cell: Support, family: str) -> bool:
+    """Products in some precision: a coefficient that all families share says nothing of one."""
+    return cell.device == family and cell.feature.startswith("dense") and cell.rests_on in ("measured", "calibrated")
 
 
 def _table(runtime: Runtime) -> list[str]:

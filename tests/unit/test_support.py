@@ -138,6 +138,22 @@ def test_json_has_the_cells(capsys: pytest.CaptureFixture[str], shipped_cells: d
     assert {(one["feature"], one["device"]): one["rests_on"] for one in document["support"]} == shipped_cells
 
 
+def test_without_a_runtime_each_has_its_counts(shipped_cells: dict[tuple[str, str], str]) -> None:
+    text = topic_text("support", {})
+    line = next(line for line in text.splitlines() if line.startswith("megatron "))
+    found = list(shipped_cells.values())
+    assert [int(word) for word in line.split()[1:5]] == [
+        found.count(one) for one in ("measured", "calibrated", "table", "untested")
+    ]
+    known = [
+        family
+        for family in clusters()
+        if any(shipped_cells[f"dense, {one}", family] in ("measured", "calibrated") for one in Precision)
+    ]
+    assert line.endswith(", ".join(known))
+    assert max(map(len, text.splitlines())) <= WIDTH
+
+
 def test_a_second_word_is_for_support_alone() -> None:
     with pytest.raises(InputError, match="stands alone"):
         topic_text("pins", {}, "megatron")
