@@ -94,12 +94,13 @@ class Support:
 
 def support(runtime: Runtime, calibration: Calibration) -> tuple[Support, ...]:
     """Every feature of the runtime on every family of devices, features in order."""
+    priced: Priced = {}
     return tuple(
         Support(
             runtime=runtime.name,
             device=family,
             feature=feature.name,
-            rests_on=_rests_on(runtime, cluster, feature, calibration),
+            rests_on=_rests_on(runtime, cluster, feature, calibration, priced),
         )
         for feature in features(runtime)
         for family, cluster in clusters().items()
@@ -149,7 +150,11 @@ def clusters() -> Mapping[str, Cluster]:
 # One cell ------------------------------------------------------------------------------------------------------------
 
 
-def _rests_on(runtime: Runtime, cluster: Cluster, feature: Feature, calibration: Calibration) -> str:
+Priced = dict[tuple[str, str, Layout, Precision | None], FloatArray]
+"""Family, model, layout and precision -> seconds: many features are held against the same run without them."""
+
+
+def _rests_on(runtime: Runtime, cluster: Cluster, feature: Feature, calibration: Calibration, priced: Priced) -> str:
     family = cluster.pools[0].kind.device.family
     if feature.name.startswith("offload"):  # priced from tables and guesses: nobody compared it with a run
         return UNTESTED if feature.name.split()[1] in runtime.offload_moves else ABSENT
@@ -158,7 +163,10 @@ def _rests_on(runtime: Runtime, cluster: Cluster, feature: Feature, calibration:
     try:
         seconds = _seconds(runtime, cluster, feature, feature.layout, calibration)
         if feature.without is not None:
-            more = np.maximum(seconds - _seconds(runtime, cluster, feature, feature.without, calibration), 0.0)
+            key = family, feature.model.name, feature.without, feature.precision
+            if key not in priced:
+                priced[key] = _seconds(runtime, cluster, feature, feature.without, calibration)
+            more = np.maximum(seconds - priced[key], 0.0)
             seconds = more if more.sum() > 0 else seconds
     except (MeshwrightError, RecordError):
         return ABSENT  # illegal there, or a coefficient that nobody knows
@@ -188,7 +196,8 @@ def _has(runtime: Runtime, cluster: Cluster, feature: Feature) -> bool:
 def _seconds(
     runtime: Runtime, cluster: Cluster, feature: Feature, layout: Layout, calibration: Calibration
 ) -> FloatArray:
-    """Seconds of the busiest device by what they rest on."""
+    """Seconds of the busiest device by what they rest on; kinds of recompute that are not asked for are not priced."""
+    runtime = replace(runtime, recompute_kinds=tuple(dict.fromkeys((runtime.recompute_kinds[0], layout.recompute))))
     precision = feature.precision or default_precision(cluster.pools[0].kind.device, runtime)
     problem = Problem(
         model=feature.model,
