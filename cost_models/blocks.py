@@ -56,6 +56,8 @@ class Pass:
     backward: Seconds
     weight_grad_s: FloatArray | None = None
     """What of the backward seconds goes into gradients of weights; None = nothing."""
+    idle_s: tuple[FloatArray, FloatArray] | None = None
+    """Forward and backward seconds in which the device waits for launches; None = it never does."""
 
 
 def matmul_key(precision: str) -> str:
@@ -190,11 +192,17 @@ def layer_passes(
     assert backward.weight_grad_s is not None
     floored_s = compute.with_floor(forward.total, launch, launch.value / 3).total
     weight_grad_s = plain[1].total * (backward.weight_grad_s / backward.total.total)
+    idle_s = tuple(
+        np.maximum(floored.total - side.total.total, 0.0)
+        for floored, side in zip(plain, (forward, backward), strict=True)
+    )
     passes = {}
     for name in recompute_kinds:
         again = _again(repeated(problem.runtime.name, name), forward, part, launch)
         whole = plain[1] + plain[0].scaled(again.total / floored_s)
-        passes[name] = Pass(forward=plain[0], backward=whole, weight_grad_s=weight_grad_s)
+        passes[name] = Pass(
+            forward=plain[0], backward=whole, weight_grad_s=weight_grad_s, idle_s=(idle_s[0], idle_s[1])
+        )
     return passes
 
 

@@ -9,7 +9,8 @@ What hides behind what, up to a share that is a coefficient:
                          domain: what overlaps it writes into the other ranks' memory (Transformer Engine's user buffers
                          need NVLink between all ranks of the group)
   context parallelism    a ring behind the block's attention (overlap.cp); other ways not at all
-  expert parallelism     a share (overlap.ep) behind the block's compute
+  expert parallelism     a share (overlap.ep; overlap.ep.scheduled where the runtime plays two micro-batches against each
+                         other) behind the block's compute, and all of it while the device waits for launches
   gathers of ZeRO 2, 3   behind the compute of their own block (overlap.fsdp)
   hops                   behind other micro-batches, where the runtime posts them early (overlap.p2p); of a schedule without
                          a formula behind what its operation lists leave between a send and its use
@@ -375,7 +376,7 @@ def _hidden(problem: Problem, cells: Cells, links: Fabric) -> _Hidden:
     return _Hidden(
         tensor=tensor,
         context=value(calibration, "overlap.cp", *which) if ring else 0.0,
-        experts=value(calibration, "overlap.ep", *which),
+        experts=value(calibration, "overlap.ep.scheduled" if runtime.overlaps_ep else "overlap.ep", *which),
         gathers=value(calibration, "overlap.fsdp", *which),
     )
 
@@ -392,7 +393,9 @@ def _exposed(row: _Row, hidden: _Hidden, gathers: Traffic) -> tuple[Seconds, Sec
             left = left + _left(around, 1.0, row.room_s[way] * hidden.context)
         if row.experts is not None:
             exchange = getattr(row.experts, side)
-            left = left + _left(exchange, hidden.experts, work_s)
+            seen = _left(exchange, hidden.experts, work_s)
+            # a device that waits for launches exchanges meanwhile
+            left = left + (seen if row.passed.idle_s is None else _left(seen, 1.0, row.passed.idle_s[way]))
         sides.append(left + _left(gather, 1.0, work_s * hidden.gathers))
     return sides[0], sides[1]
 

@@ -31,6 +31,7 @@ FITTED: Mapping[str, float] = {
     "weights.traffic_bytes": 0.2,
     "logits.bytes": 0.4,
     "link.efficiency.nvlink3-jean-zay": 0.3,
+    "link.latency_s.nvlink3-jean-zay": 1.0,
     "link.efficiency.nvlink3": 0.15,
     "overlap.tp": 0.05,
     "overlap.p2p.megatron-bridge": 0.1,
@@ -46,6 +47,7 @@ FITTED: Mapping[str, float] = {
 """Coefficient -> standard deviation of the logarithm of its prior. Those that a calibration does not have are left out."""
 
 SAME_AS: Mapping[str, str] = {
+    "link.small_latency_s.nvlink3-jean-zay": "link.latency_s.nvlink3-jean-zay",
     "matmul.efficiency.ampere.fp16": "matmul.efficiency.ampere.bf16",
     "attention.efficiency.hopper.megatron": "attention.efficiency.hopper.megatron-bridge",
     "attention.efficiency.blackwell.megatron": "attention.efficiency.blackwell.megatron-bridge",

@@ -8,6 +8,7 @@ stands; the steps that follow price every run exactly.
 
 import argparse
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
@@ -26,6 +27,10 @@ SCALE = 0.05
 """Residuals beyond this count linearly: about one repeat-to-repeat deviation (3 to 5%)."""
 ROUNDS = 4
 """Steps with exact residuals; the last ones move nothing by more than a percent."""
+LINEARISED = 5
+"""Times that slopes are taken, at the point that the last ones led to."""
+CONVERGED = 0.02
+"""Largest relative change of a coefficient that ends it."""
 INNER = 30
 """Reweighted least squares on the linear model; converges in about ten."""
 
@@ -203,7 +208,7 @@ def _is_from_runs(name: str, calibration: Calibration) -> bool:
 
 
 def _has_less_specific(name: str, calibration: Calibration) -> bool:
-    if name.startswith("link.efficiency."):
+    if name.startswith("link."):
         return True  # the table's, or that of any link of the place
     parts = name.split(".")
     return any(".".join(parts[:count]) in calibration.coefficients for count in range(2, len(parts)))
@@ -257,8 +262,16 @@ def main() -> None:
     print(
         f"{len(table.rows)} rows, {len(configured)} configurations; {len(table.apart)} kept apart, {len(table.refused)} not priced"
     )
-    linear = linearised(pricer, configured, start)
-    fitted = fit(pricer, linear, before)
+    fitted = start
+    for _ in range(LINEARISED):
+        linear = linearised(pricer, configured, fitted)
+        moved, fitted = fitted, fit(pricer, linear, before)
+        change = max(
+            abs(math.log(fitted.coefficients[name].value / moved.coefficients[name].value)) for name in linear.names
+        )
+        print(f"slopes taken; the coefficient that moved most moved by {change:.1%}", file=sys.stderr)
+        if change < CONVERGED:
+            break
     residual = linear_residual(pricer, configured, fitted)
     spread = float(np.median(np.abs(residual)) * 1.4826)
     print(f"robust spread of log(predicted / measured): {spread:.4f}; a run was priced {pricer.priced} times")

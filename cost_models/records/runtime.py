@@ -94,6 +94,8 @@ class Runtime:
     """Gradient synchronisation hides behind the backward pass."""
     overlaps_tp: bool = False
     """Tensor-parallel collectives hide behind matrix products."""
+    overlaps_ep: bool = False
+    """It plays the exchanges of one micro-batch's experts against the compute of another's."""
     choosable_collectives: tuple[str, ...] = ()
     """Axes whose collective algorithm the runtime lets us choose."""
     executes_gpus: bool = True

@@ -238,6 +238,8 @@ def _one_of(row: Mapping[str, str], name: str, known: Mapping[str, T]) -> T:
     return known[text]
 
 
+_EXPERT_OVERLAP = ("ep_a2a_overlap", "overlap-moe-expert-parallel-comm")
+"""Words of the overlap column: Megatron-Core's --overlap-moe-expert-parallel-comm, and the recipes' name of it."""
 _YES: Mapping[str, bool] = {"": False, "true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
@@ -343,6 +345,8 @@ def _runtime(row: Mapping[str, str]) -> Runtime:
         runtime = replace(runtime, name="megatron-unfused")
     if row["sp"] and not _one_of(row, "sp", _YES):
         runtime = replace(runtime, sequence_parallel=False, overlaps_tp=False)
+    if any(word in row["overlap"] for word in _EXPERT_OVERLAP):
+        runtime = replace(runtime, overlaps_ep=True)
     if _one_of(row, "fsdp", _YES) or _whole(row, "zero_stage", 0, least=0) >= 2:
         runtime = replace(runtime, zero_levels=(0, 1, 2, 3))
     return runtime

@@ -159,3 +159,28 @@ def test_what_is_repeated_is_work_that_there_is() -> None:
     assert not is_priced("megatron", "memory-budget")
     with pytest.raises(RecordError, match="known: none, selective, full"):
         repeated("torch", "mlp")
+
+
+def test_a_device_that_waits_for_launches_exchanges_meanwhile() -> None:
+    """With launches: the longer of the launches and of work and exchange, never their sum."""
+    whole = moe_problem()
+    cells = Cells.of([normalised(dp=32, ep=16, mbs=mbs, zero=1) for mbs in (1, 2, 8)])
+    coefficients = dict(whole.calibration.coefficients)
+    seconds = {}
+    for launch_s in (0.0, 0.05):
+        coefficients["launch.moe_layer_s"] = replace(coefficients["launch.moe_layer_s"], value=launch_s)
+        calibration = replace(whole.calibration, coefficients=dict(coefficients))
+        prices = price_blocks(replace(whole, calibration=calibration), cells)
+        seconds[launch_s] = prices.forward_s[:, 2, 0] / prices.slower
+    assert (seconds[0.05] >= seconds[0.0]).all()
+    assert (seconds[0.05] <= np.maximum(0.05 / 3, seconds[0.0]) * 2**0.25).all()
+
+
+def test_exchanges_that_are_scheduled_are_seen_less() -> None:
+    plain = replace(problem().runtime, name="megatron")
+    cells = Cells.of([normalised(dp=32, ep=16, mbs=4, zero=1)])
+    seen = [
+        price_blocks(moe_problem(runtime=runtime), cells).forward_exposed_s[0, 2, 0]
+        for runtime in (plain, replace(plain, overlaps_ep=True))
+    ]
+    assert 0 < seen[1] < 0.5 * seen[0]
