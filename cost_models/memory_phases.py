@@ -15,7 +15,8 @@ while it loads or saves (runtime.host_copies); the whole model's weights on the 
 Sources: torch.distributed.checkpoint loads into tensors that exist, and stages a copy of the local state when it saves
 asynchronously; Megatron-LM's DistributedDataParallel makes one buffer of gradients, its optimizer fp32 copies of the
 weights, when they are built; DeepSpeed's ZeRO optimizers make their states when they are built and read each rank's
-partition through the host. Read in sources and documents, not measured: of Megatron's figures only step 2 is published.
+partition through the host. Known from use, neither measured here nor checked against their sources: of Megatron's figures
+only step 2 is published.
 """
 
 from collections.abc import Mapping, Sequence
