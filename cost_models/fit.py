@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from cost_models import blocks, compute
 from cost_models.calibrations import value
 from cost_models.collectives import Collective, curve_s
-from cost_models.memory import memory_report
+from cost_models.peaks import memory_report
 from cost_models.problem import RANK_ORDER, Cells, Problem
 from cost_models.records import (
     Calibration,

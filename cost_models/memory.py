@@ -21,22 +21,18 @@ Bytes that stay (states, gathered copies, working sets, communication buffers, c
 
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cost_models.activations import layer_activation_bytes, logit_bytes
 from cost_models.calibrations import find, value, value_or
 from cost_models.compute import element_bytes
-from cost_models.experts import fullest_rows
-from cost_models.memory_phases import Evaluated, device_phases, fullest_node, host_phases
-from cost_models.problem import Cells, Columns, ColumnShape, Problem, column_shape
-from cost_models.recompute import repeated
+from cost_models.problem import Cells, ColumnShape, Problem
 from cost_models.records import (
     SPLIT_BACKWARD,
-    BlockKind,
-    Decision,
     Gather,
     MemoryKind,
     Optimizer,
@@ -45,8 +41,7 @@ from cost_models.records import (
     StateBytes,
 )
 from cost_models.residuals import residual_bytes
-from cost_models.schedules import Pipeline, max_held
-from cost_models.shares import Share, layer_params, share, shared_width
+from cost_models.shares import Share, layer_params, share
 from cost_models.split_backward import held_share
 
 FloatArray = NDArray[np.float64]
@@ -56,8 +51,6 @@ MOMENT_BYTES = 8.0
 GATHERED_UNITS = 2
 """FSDP holds the unit at work and the one it prefetches (torch FSDP2, one explicit prefetch)."""
 
-OUTPUTS = ("attention", "mlp", "gated_mlp", "latents", "routed", "gated_routed", "routed_hidden")
-"""Terms of a layer's activations that products and attention put out."""
 STATE_KINDS = ("weights", "gradients", "optimizer")
 """What stays from step to step."""
 
@@ -124,84 +117,6 @@ def local_params(problem: Problem, part: Share) -> LocalParams:
         experts=np.stack([nothing, *(routed for _, routed in layers), ahead[1]], axis=1),
         tied_copy=tied * table,
     )
-
-
-# --- activations ----------------------------------------------------------------------------------------------------------
-
-
-def layer_activation_bytes(
-    problem: Problem, part: Share, recompute_kind: str, kind: BlockKind = BlockKind.DENSE
-) -> FloatArray:
-    """Bytes that one layer keeps of one micro-batch under a kind of recompute, on one rank."""
-    model, name = problem.model, problem.runtime.name
-    family = problem.cluster.pools[0].kind.device.family
-    scale = element_bytes(problem.workload.precision) / 2
-    again = repeated(name, recompute_kind)
-    residual = part.tokens * model.hidden / part.sequence_parts
-    if again.keeps_input_only:
-        return np.asarray(2.0 * scale * residual)
-    gate = 1 if model.gated_mlp else 0
-    attention = part.tokens * (part.queries + part.keys + part.values + part.outputs)
-    width = shared_width(model, part, kind)
-    elements = {
-        "residual": residual,
-        "gathered": np.where(part.tp > 1, part.tokens * model.hidden, residual),
-        "attention": attention,
-        "gated_mlp" if gate else "mlp": part.tokens * (1 + gate) * width,
-    }
-    if model.mla is not None:
-        latents = model.mla.kv_lora_rank + (model.mla.q_lora_rank or 0)
-        elements["latents"] = part.tokens / part.sequence_parts * latents
-    if kind is BlockKind.MOE:
-        moe = model.moe
-        assert moe is not None
-        rows = fullest_rows(problem, part)
-        elements["gated_routed" if gate else "routed"] = rows * (1 + gate) * moe.moe_ffn / part.etp
-        elements["routed_hidden"] = rows * model.hidden
-        elements["router"] = part.tokens / part.sequence_parts * moe.num_experts
-    if again.keeps_outputs_only:
-        # the layer's input, and what the products and the attention put out (executor/sharding/recompute.py)
-        outputs = sum(size for what, size in elements.items() if what in OUTPUTS)
-        return np.asarray(2.0 * scale * (2 * residual + outputs))
-    narrow = 0.0
-    if problem.workload.precision.is_narrow:
-        narrow = value_or(0.0, problem.calibration, "memory.activation.narrow_saved_bytes", name)
-    taken_in = _inputs_of_products(problem, part, kind)
-    kept = np.zeros_like(part.tokens)
-    for what, size in elements.items():
-        term = what.removeprefix("gated_")
-        per_element = value_or(0.0, problem.calibration, f"memory.activation.{what}_bytes", family, name)
-        whole = per_element * size - narrow * taken_in.get(term, 0.0)
-        kept = kept + (1.0 - again.dropped.get(term, 0.0)) * whole
-    scores = np.zeros_like(part.tokens)
-    if "scores" not in again.dropped and find(problem.calibration, "attention.score_bytes", name) is not None:
-        per_score = value(problem.calibration, "memory.activation.score_bytes", name)
-        heads = part.queries / model.query_head_dim
-        scores = per_score * part.mbs * heads / part.cp * float(problem.workload.seq) ** 2
-    return np.asarray(scale * (kept + scores))
-
-
-def _inputs_of_products(problem: Problem, part: Share, kind: BlockKind) -> Mapping[str, FloatArray]:
-    """Term of a layer's activations -> elements in it that only products take in: what narrow formats keep in 8 bits."""
-    inputs = {
-        "residual": 2 * part.tokens * problem.model.hidden / part.sequence_parts,  # outputs of both norms
-        "attention": part.tokens * part.outputs,
-        "mlp": part.tokens * shared_width(problem.model, part, kind),
-    }
-    if kind is BlockKind.MOE:
-        moe, rows = problem.model.moe, fullest_rows(problem, part)
-        assert moe is not None
-        inputs |= {"routed": rows * moe.moe_ffn / part.etp, "routed_hidden": rows * problem.model.hidden}
-    return inputs
-
-
-def logit_bytes(problem: Problem, part: Share) -> tuple[FloatArray, FloatArray]:
-    """(saved per micro-batch in flight, working) bytes of logits and loss."""
-    which = (problem.runtime.name, problem.workload.precision.value)
-    logits = part.tokens * part.vocab
-    saved = value(problem.calibration, "memory.logits.saved_bytes", *which)
-    working = value(problem.calibration, "memory.logits.working_bytes", *which)
-    return saved * logits, working * logits
 
 
 # --- footprints of columns ------------------------------------------------------------------------------------------------
@@ -414,133 +329,3 @@ def memory_lower(problem: Problem, expected_bytes: float) -> float:
     """Lower end of the 80% interval of a peak."""
     margin = value(problem.calibration, "memory.margin_below", problem.runtime.name, problem.memory_kind.value)
     return float(expected_bytes) * (1.0 - margin)
-
-
-# --- the report -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceMemory:
-    """One position of the pipeline at its peak."""
-
-    device: int
-    """Position in the pipeline."""
-    ranks: tuple[int, int]
-    """First and last rank of it, in the plan's rank order."""
-    kinds: Mapping[str, float]
-    """Kind -> bytes at the peak."""
-    phases: Mapping[str, float]
-    """Phase -> expected peak bytes (`memory_phases.PHASES`)."""
-    operations: Mapping[str, str]
-    """Phase -> the operation at its peak."""
-    peak_phase: str
-    """Phase of the peak."""
-    peak_operation: str
-    """Operation at the peak."""
-    host: Mapping[str, float]
-    """Phase -> bytes of each of its ranks in host memory; 0 left out."""
-
-    @property
-    def peak_bytes(self) -> float:
-        """Expected peak."""
-        return sum(self.kinds.values())
-
-
-def decision_columns(decision: Decision, recompute_kinds: tuple[str, ...]) -> Columns:
-    """The stages of a decision as columns, by virtual stage. RecordError on an unknown kind of recompute."""
-    counts = []
-    for stage in decision.stages:
-        unknown = sorted(set(stage.recompute) - set(recompute_kinds))
-        if unknown:
-            raise RecordError(
-                f"recompute {unknown[0]!r} of virtual stage {stage.virtual} is not known for runtime "
-                f"{decision.runtime!r}; known: {', '.join(recompute_kinds)}"
-            )
-        counts.append([stage.recompute.get(kind, 0) for kind in recompute_kinds])
-    return Columns(
-        stage=np.array([stage.virtual for stage in decision.stages]),
-        first=np.array([stage.blocks[0] for stage in decision.stages]),
-        last=np.array([stage.blocks[1] for stage in decision.stages]),
-        recompute_counts=np.array(counts),
-    )
-
-
-def memory_report(problem: Problem, decision: Decision) -> tuple[DeviceMemory, ...]:
-    """Expected bytes of each pipeline position at its peak: by kind, by phase, with the operation that makes the peak."""
-    layout = decision.layout
-    cells = Cells.of([layout], decision.ranks.order)
-    columns = decision_columns(decision, problem.recompute_kinds)
-    shape = column_shape(problem.model, columns)
-    blocks = block_memory(problem, cells)
-    footprints = column_footprints(problem, cells, blocks, 0, shape)
-    vectors = max_held(Pipeline.of(layout, decision.num_micro_batches))
-    host = _host_bytes(problem, cells, blocks, shape)
-    layers = np.where(shape.layers.sum(axis=2) > 0, blocks.activations[0, None, :, 0], 0.0).max(axis=1)
-    logits = shape.head * (blocks.logits_saved[0] + blocks.logits_working[0])
-    found = []
-    for device in range(layout.pp):
-        mine = [stage.virtual for stage in decision.stages if stage.device == device]
-        kinds, training = _at_peak(mine, footprints, vectors[device], columns, shape)
-        kinds["context"] -= _given_back(problem, kinds)
-        evaluated = Evaluated(layer_bytes=float(layers[mine].max()), logits_bytes=float(logits[mine].max()))
-        phases = device_phases(problem.runtime, state_bytes(problem), kinds, evaluated, training)
-        offloaded = {kind: float(values[mine].sum()) for kind, values in host.items()}
-        peak = max(phases, key=lambda phase: (phases[phase].device_bytes, phase == "step 2"))
-        found.append(
-            DeviceMemory(
-                device=device,
-                ranks=(device * layout.world // layout.pp, (device + 1) * layout.world // layout.pp - 1),
-                kinds=kinds,
-                phases={name: phase.device_bytes for name, phase in phases.items()},
-                operations={name: phase.operation for name, phase in phases.items()},
-                peak_phase=peak,
-                peak_operation=phases[peak].operation,
-                host=host_phases(problem.runtime, kinds, offloaded),
-            )
-        )
-    return tuple(found)
-
-
-def host_bytes_per_node(problem: Problem, devices: Sequence[DeviceMemory]) -> Mapping[str, float]:
-    """Phase -> bytes in the host of the fullest node: what is offloaded, and what is copied there to load or to save."""
-    whole = state_bytes(problem).weight * problem.model.num_params if problem.runtime.gathers_to_save else 0.0
-    per_rank = [(one.ranks, one.host, {"save": whole} if one.device == 0 else {}) for one in devices]
-    return fullest_node(per_rank, problem.cluster.pools[0].kind.gpus_per_node)
-
-
-def _host_bytes(problem: Problem, cells: Cells, blocks: BlockMemory, shape: ColumnShape) -> Mapping[str, FloatArray]:
-    """Kind of state -> (n,) bytes of each column that lie in the host."""
-    params, routed = blocks.params.of_columns(0, shape)
-    common = held_bytes_per_param(problem, cells, in_host=True)
-    experts = held_bytes_per_param(problem, cells, experts=True, in_host=True)
-    return {kind: common[kind][0] * params + experts[kind][0] * routed for kind in STATE_KINDS}
-
-
-def _given_back(problem: Problem, kinds: Mapping[str, float]) -> float:
-    """Near the limit the allocator gives back what it does not use before it fails: slack shrinks, and never refuses a run."""
-    if problem.memory_kind not in (MemoryKind.RESERVED, MemoryKind.NVIDIA_SMI):
-        return 0.0
-    slack = value(problem.calibration, "memory.slack_bytes", problem.runtime.name)
-    over = max(sum(kinds.values()) - usable_bytes(problem), 0.0)
-    return min(over, slack, max(kinds["context"], 0.0))
-
-
-def _at_peak(
-    mine: Sequence[int],
-    footprints: Footprints,
-    vectors: tuple[tuple[int, ...], ...],
-    columns: Columns,
-    shape: ColumnShape,
-) -> tuple[dict[str, float], str]:
-    """(kind -> bytes, operation) of a device at the peak of training."""
-    alive, waiting = footprints.per_micro_batch, footprints.per_waiting
-    each = {kind: np.append(values[mine], waiting[kind][mine]) for kind, values in alive.items()}
-    activations = np.sum(list(each.values()), axis=0)
-    counts = max(vectors, key=lambda vector: float(np.dot(vector, activations)))
-    kinds = {kind: float(values[mine].sum()) for kind, values in footprints.fixed.items()}
-    kinds |= {kind: float(np.dot(counts, values)) for kind, values in each.items()}
-    last = mine[-1]
-    what = "head and loss" if shape.head[last] else f"block {int(columns.last[last])}"
-    names = [*(f"of stage {v}" for v in mine), *(f"of stage {v} before their weight gradients" for v in mine)]
-    in_flight = ", ".join(f"{count} {name}" for name, count in zip(names, counts, strict=True) if count)
-    return kinds, f"start of the backward pass of {what} (micro-batches in flight: {in_flight})"

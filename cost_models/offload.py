@@ -17,7 +17,8 @@ import numpy as np
 from cost_models.calibrations import value
 from cost_models.collectives import link_bytes_per_s
 from cost_models.compute import FloatArray, element_bytes
-from cost_models.memory import DeviceMemory, moved_states, state_bytes
+from cost_models.memory import moved_states, state_bytes
+from cost_models.peaks import DeviceMemory
 from cost_models.problem import Problem
 from cost_models.records import Decision, RecordError
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from cost_models.calibrations import shipped
-from cost_models.memory import counted_context_bytes, memory_report
+from cost_models.memory import counted_context_bytes
+from cost_models.peaks import memory_report
 from cost_models.problem import Problem, memory_kind_of
 from cost_models.records import (
     Calibration,

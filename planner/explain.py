@@ -6,7 +6,8 @@ from typing import Any
 from cost_models.calibrations import identity, shipped
 from cost_models.facts import facts_of_run
 from cost_models.laws import breaches
-from cost_models.memory import memory_report, memory_upper, usable_bytes
+from cost_models.memory import memory_upper, usable_bytes
+from cost_models.peaks import memory_report
 from cost_models.problem import Problem, memory_kind_of
 from cost_models.records import (
     V_PLACED,

@@ -6,17 +6,9 @@ import numpy as np
 
 from cost_models.compute import FloatArray
 from cost_models.intervals import pairwise_error, step_interval_s
-from cost_models.memory import (
-    DeviceMemory,
-    decision_columns,
-    host_bytes_per_node,
-    memory_lower,
-    memory_report,
-    memory_upper,
-    moved_states,
-    usable_bytes,
-)
+from cost_models.memory import memory_lower, memory_upper, moved_states, usable_bytes
 from cost_models.offload import offload_s
+from cost_models.peaks import DeviceMemory, decision_columns, host_bytes_per_node, memory_report
 from cost_models.pressure import slowdown_share
 from cost_models.records import Decision, MemoryKind, Parts, Prediction, StagePrediction, Verdict
 from cost_models.schedules import Pipeline

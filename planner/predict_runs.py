@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from cost_models.intervals import step_interval_s
-from cost_models.memory import memory_lower, memory_report, memory_upper, usable_bytes
+from cost_models.memory import memory_lower, memory_upper, usable_bytes
+from cost_models.peaks import memory_report
 from cost_models.pressure import slowdown_share
 from cost_models.records import Calibration, Decision
 from cost_models.units import GIB

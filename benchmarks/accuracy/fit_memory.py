@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from benchmarks.accuracy.pricing import STEP, with_values
 from benchmarks.accuracy.published import Published, grouped, read_published, with_calibration
 from cost_models.calibrations import shipped
-from cost_models.memory import memory_report
+from cost_models.peaks import memory_report
 from cost_models.records import Calibration, Coefficient, Decision, load, save
 from planner.readers.runs import Run, decision_of_run
 

@@ -9,7 +9,8 @@ from typing import Any
 from benchmarks.accuracy.fit_memory import unseen_factors
 from benchmarks.accuracy.published import Published, Table
 from benchmarks.accuracy.scores import errors
-from cost_models.memory import memory_report, memory_upper, usable_bytes
+from cost_models.memory import memory_upper, usable_bytes
+from cost_models.peaks import memory_report
 from cost_models.records import Verdict
 from cost_models.units import GIB
 from planner.predict import verdict_of

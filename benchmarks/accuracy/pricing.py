@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.accuracy.published import with_calibration
-from cost_models.memory import decision_columns
+from cost_models.peaks import decision_columns
 from cost_models.problem import Cells
 from cost_models.records import Calibration, Coefficient, Decision
 from cost_models.stage import price_blocks, price_columns

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from cost_models.calibrations import identity, shipped
-from cost_models.memory import memory_report, memory_upper, usable_bytes
+from cost_models.memory import memory_upper, usable_bytes
+from cost_models.peaks import memory_report
 from cost_models.records import Calibration
 from planner.predict import verdict_of
 from planner.readers.runs import decision_of_run, read_rows, read_run

@@ -11,7 +11,7 @@ from cost_cases import problem as case
 from cost_models import blocks, compute
 from cost_models.collectives import curve_s
 from cost_models.fit import fit
-from cost_models.memory import memory_report
+from cost_models.peaks import memory_report
 from cost_models.problem import Cells, Problem
 from cost_models.records import (
     Calibration,

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cost_models import memory, memory_phases
+from cost_models import activations, memory, memory_phases
 from cost_models.calibrations import value
-from cost_models.memory import block_memory, memory_report, memory_upper, usable_bytes
+from cost_models.memory import block_memory, memory_upper, usable_bytes
+from cost_models.peaks import memory_report
 from cost_models.problem import RANK_ORDER, Cells, Problem
 from cost_models.records import (
     Decision,
@@ -155,15 +156,17 @@ def test_activations_of_a_layer_in_closed_form() -> None:
     }
     per_token = found["residual"] * 2048 + found["attention"] * (2 * 16 + 2 * 8) * 128 + found["gated_mlp"] * 2 * 5632
     expected = tokens * per_token / 2
-    assert memory.layer_activation_bytes(whole, part, "none") == pytest.approx([expected])
-    assert memory.layer_activation_bytes(whole, part, "full") == pytest.approx([2 * tokens * 2048 / 2])
+    assert activations.layer_activation_bytes(whole, part, "none") == pytest.approx([expected])
+    assert activations.layer_activation_bytes(whole, part, "full") == pytest.approx([2 * tokens * 2048 / 2])
 
 
 def test_narrow_formats_keep_what_products_take_in_in_8_bits() -> None:
     bf16 = problem(runtime=replace(RUNTIME, name="megatron", sequence_parallel=True))
     fp8 = replace(bf16, workload=replace(bf16.workload, precision=Precision.FP8))
     part = share(bf16, Cells.of([normalised(dp=4, tp=2)]))
-    less = memory.layer_activation_bytes(bf16, part, "none") - memory.layer_activation_bytes(fp8, part, "none")
+    less = activations.layer_activation_bytes(bf16, part, "none") - activations.layer_activation_bytes(
+        fp8, part, "none"
+    )
     assert less == pytest.approx([2048 * (2 * 2048 + 16 * 128 + 5632) / 2])  # both norms, the heads, the MLP
 
 
@@ -175,7 +178,7 @@ def test_a_torch_layer_on_a_cpu_keeps_what_autograd_was_seen_to_keep(kv_heads: i
     kind = replace(NODE, device=CPU)
     workload = Workload(seq=256, gbs=8, precision=Precision.FP32)
     whole = problem(model=model, cluster=cluster(1, kind), workload=workload)
-    kept = memory.layer_activation_bytes(whole, share(whole, Cells.of([normalised(dp=4, mbs=2)])), "none")
+    kept = activations.layer_activation_bytes(whole, share(whole, Cells.of([normalised(dp=4, mbs=2)])), "none")
     assert kept == pytest.approx([4.0 * 2 * 256 * seen[kv_heads]])
 
 

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cost_models.memory import host_bytes_per_node, memory_report, memory_upper, state_bytes, usable_bytes
+from cost_models.memory import memory_upper, state_bytes, usable_bytes
 from cost_models.memory_phases import PHASES, Evaluated, device_phases, fullest_node
+from cost_models.peaks import host_bytes_per_node, memory_report
 from cost_models.pressure import slowdown_share
 from cost_models.problem import Problem
 from cost_models.records import Layout, Link, MemoryKind, RecordError, Verdict, normalised

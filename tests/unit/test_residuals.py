@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from cost_cases import problem as case
 
-from cost_models.memory import context_bytes, counted_context_bytes, memory_report
+from cost_models.memory import context_bytes, counted_context_bytes
+from cost_models.peaks import memory_report
 from cost_models.problem import Problem
 from cost_models.records import Calibration, MemoryKind, normalised
 from cost_models.residuals import NAME, RankMemory, residual_bytes, residuals, without_residuals

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cost_models.calibrations import shipped
-from cost_models.memory import memory_report
+from cost_models.peaks import memory_report
 from cost_models.units import GIB
 from executor.cli import main
 from planner.errors import InputError

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cost_models import compute
 from cost_models.calibrations import shipped
-from cost_models.memory import memory_report
+from cost_models.peaks import memory_report
 from cost_models.problem import Cells, Problem
 from cost_models.records import (
     SPLIT_BACKWARD,

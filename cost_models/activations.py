@@ -1,0 +1,96 @@
+"""What a layer and the head keep of a micro-batch, by kind of recompute: the terms are at the head of memory.py."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_models.calibrations import find, value, value_or
+from cost_models.compute import element_bytes
+from cost_models.experts import fullest_rows
+from cost_models.problem import Problem
+from cost_models.recompute import repeated
+from cost_models.records import (
+    BlockKind,
+)
+from cost_models.shares import Share, shared_width
+
+FloatArray = NDArray[np.float64]
+
+OUTPUTS = ("attention", "mlp", "gated_mlp", "latents", "routed", "gated_routed", "routed_hidden")
+"""Terms of a layer's activations that products and attention put out."""
+
+
+def layer_activation_bytes(
+    problem: Problem, part: Share, recompute_kind: str, kind: BlockKind = BlockKind.DENSE
+) -> FloatArray:
+    """Bytes that one layer keeps of one micro-batch under a kind of recompute, on one rank."""
+    model, name = problem.model, problem.runtime.name
+    family = problem.cluster.pools[0].kind.device.family
+    scale = element_bytes(problem.workload.precision) / 2
+    again = repeated(name, recompute_kind)
+    residual = part.tokens * model.hidden / part.sequence_parts
+    if again.keeps_input_only:
+        return np.asarray(2.0 * scale * residual)
+    gate = 1 if model.gated_mlp else 0
+    attention = part.tokens * (part.queries + part.keys + part.values + part.outputs)
+    width = shared_width(model, part, kind)
+    elements = {
+        "residual": residual,
+        "gathered": np.where(part.tp > 1, part.tokens * model.hidden, residual),
+        "attention": attention,
+        "gated_mlp" if gate else "mlp": part.tokens * (1 + gate) * width,
+    }
+    if model.mla is not None:
+        latents = model.mla.kv_lora_rank + (model.mla.q_lora_rank or 0)
+        elements["latents"] = part.tokens / part.sequence_parts * latents
+    if kind is BlockKind.MOE:
+        moe = model.moe
+        assert moe is not None
+        rows = fullest_rows(problem, part)
+        elements["gated_routed" if gate else "routed"] = rows * (1 + gate) * moe.moe_ffn / part.etp
+        elements["routed_hidden"] = rows * model.hidden
+        elements["router"] = part.tokens / part.sequence_parts * moe.num_experts
+    if again.keeps_outputs_only:
+        # the layer's input, and what the products and the attention put out (executor/sharding/recompute.py)
+        outputs = sum(size for what, size in elements.items() if what in OUTPUTS)
+        return np.asarray(2.0 * scale * (2 * residual + outputs))
+    narrow = 0.0
+    if problem.workload.precision.is_narrow:
+        narrow = value_or(0.0, problem.calibration, "memory.activation.narrow_saved_bytes", name)
+    taken_in = _inputs_of_products(problem, part, kind)
+    kept = np.zeros_like(part.tokens)
+    for what, size in elements.items():
+        term = what.removeprefix("gated_")
+        per_element = value_or(0.0, problem.calibration, f"memory.activation.{what}_bytes", family, name)
+        whole = per_element * size - narrow * taken_in.get(term, 0.0)
+        kept = kept + (1.0 - again.dropped.get(term, 0.0)) * whole
+    scores = np.zeros_like(part.tokens)
+    if "scores" not in again.dropped and find(problem.calibration, "attention.score_bytes", name) is not None:
+        per_score = value(problem.calibration, "memory.activation.score_bytes", name)
+        heads = part.queries / model.query_head_dim
+        scores = per_score * part.mbs * heads / part.cp * float(problem.workload.seq) ** 2
+    return np.asarray(scale * (kept + scores))
+
+
+def _inputs_of_products(problem: Problem, part: Share, kind: BlockKind) -> Mapping[str, FloatArray]:
+    """Term of a layer's activations -> elements in it that only products take in: what narrow formats keep in 8 bits."""
+    inputs = {
+        "residual": 2 * part.tokens * problem.model.hidden / part.sequence_parts,  # outputs of both norms
+        "attention": part.tokens * part.outputs,
+        "mlp": part.tokens * shared_width(problem.model, part, kind),
+    }
+    if kind is BlockKind.MOE:
+        moe, rows = problem.model.moe, fullest_rows(problem, part)
+        assert moe is not None
+        inputs |= {"routed": rows * moe.moe_ffn / part.etp, "routed_hidden": rows * problem.model.hidden}
+    return inputs
+
+
+def logit_bytes(problem: Problem, part: Share) -> tuple[FloatArray, FloatArray]:
+    """(saved per micro-batch in flight, working) bytes of logits and loss."""
+    which = (problem.runtime.name, problem.workload.precision.value)
+    logits = part.tokens * part.vocab
+    saved = value(problem.calibration, "memory.logits.saved_bytes", *which)
+    working = value(problem.calibration, "memory.logits.working_bytes", *which)
+    return saved * logits, working * logits
