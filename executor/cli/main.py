@@ -69,6 +69,12 @@ def _end_in_order_when_told_to() -> None:
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
+class _NoTorchError(Exception):
+    """What measures or runs was asked where torch is not installed."""
+
+    exit_code = 2
+
+
 class _OutputError(Exception):
     """stdout is closed, or its disk is full."""
 
@@ -103,6 +109,11 @@ def _json(document: object) -> str:
 
 def _failed(error: Exception, as_json: bool) -> int:
     """Tells people what is wrong; an error that was not made for them is our bug (exit code 3)."""
+    if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+        error = _NoTorchError(
+            "this needs torch, which is not installed here: pip install torch. plan, predict, check, explain and compare do "
+            "without it"
+        )
     code: int = getattr(error, "exit_code", 3)
     if code == 3:
         traceback.print_exception(error, file=sys.stderr)

@@ -20,7 +20,6 @@ DEFAULT_TIMEOUT_S = 600.0
 
 def run_plan(arguments: argparse.Namespace, progress: Callable[[str], object]) -> Outcome:
     """Runs a plan's decision and measures it. Raises RunFailedError, which names the rank."""
-    from executor.refusals import check
     from planner.profiling.factory import has_form
 
     plan = load_plan(arguments.plan)
@@ -36,6 +35,8 @@ def run_plan(arguments: argparse.Namespace, progress: Callable[[str], object]) -
         )
     if not timeout_s > 0:
         raise RefusedError(f"--timeout {timeout_s:g}: give a positive number of seconds")
+    from executor.refusals import check
+
     check(plan)
     if "RANK" in os.environ:
         return _joined(plan, settings, arguments.out)

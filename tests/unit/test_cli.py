@@ -473,3 +473,16 @@ def test_an_output_that_takes_nothing_is_told(redirection: str) -> None:
 def test_the_demo_is_told_where_its_results_go(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--out", ""]) == 2
     assert "a folder is needed" in capsys.readouterr().err
+
+
+def test_where_torch_is_not_installed_what_needs_it_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def absent(arguments: object) -> None:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    monkeypatch.setattr("executor.cli.verbs.probe", absent)
+    assert main(["probe", "--json"]) == 2
+    captured = capsys.readouterr()
+    assert "this needs torch, which is not installed here: pip install torch" in captured.err
+    assert json.loads(captured.out)["error"]["exit_code"] == 2
