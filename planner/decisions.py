@@ -47,14 +47,21 @@ def decision_of_stages(problem: Problem, layout: Layout, stages: tuple[Stage, ..
 
 def decision_of_layout(problem: Problem, layout: Layout, *, world: int | None = None) -> Decision:
     """The decision of a layout as people run it: as many layers on every virtual stage, or the split of least J where they do
-    not divide; one kind of recompute everywhere; whether it fits or not. A schedule that is not searched takes the balanced split
-    of least simulated time.
+    not divide; one kind of recompute everywhere; whether it fits or not. A schedule that is not searched, and unequal virtual
+    stages, take the balanced split of least simulated time.
 
     `world` is the number of ranks that it must have, where that is known. Raises InputError where the layout is illegal.
     """
     refuse_illegal(problem, layout, world)
-    if layout.pp == 1 or layout.schedule in SCHEDULES:
+    uneven = problem.model.num_layers % layout.num_virtual_stages != 0
+    if layout.pp == 1 or (layout.schedule in SCHEDULES and not (layout.vpp > 1 and uneven)):
         return decision_of(problem, _as_people_run_it(problem, layout))
+    if uneven and not problem.runtime.uneven_stages:
+        raise InputError(
+            f"layout {layout}: {problem.model.num_layers} layers do not divide over pp·vpp = {layout.num_virtual_stages} "
+            f"virtual stages, and runtime {problem.runtime.name} cannot split them unevenly; legal pp·vpp: "
+            f"{', '.join(map(str, divisors(problem.model.num_layers)))}"
+        )
     options = [decision_of_stages(problem, layout, stages) for stages in _balanced(problem, layout)]
     return min(options, key=lambda decision: simulated(problem, decision).simulation.step_s)
 
@@ -127,12 +134,6 @@ def _as_people_run_it(problem: Problem, layout: Layout) -> Candidate:
     cell = priced.cell(0, np.inf)
     best = least_objective(cell)
     if best is None:
-        if layout.vpp > 1 and not space.even_stages:
-            raise InputError(
-                f"layout {layout}: {problem.model.num_layers} layers over pp·vpp = {layout.num_virtual_stages} virtual "
-                "stages cannot be priced: with vpp > 1 every virtual stage takes as many layers; legal pp·vpp: "
-                f"{', '.join(map(str, divisors(problem.model.num_layers)))}"
-            )
         raise InputError(
             f"layout {layout}: {problem.model.num_blocks} blocks cannot fill {layout.num_virtual_stages} virtual stages"
         )

@@ -284,3 +284,18 @@ def test_the_best_change_of_a_layout_that_does_not_fit_makes_it_fit() -> None:
     change = best_change(given, layout, now)
     assert change is not None
     assert change.predicted.verdict is Verdict.OK
+
+
+def test_virtual_stages_of_unequal_layers_are_priced_where_the_runtime_can_split_them() -> None:
+    given = problem(runtime="megatron", cluster="h100x64")
+    given = replace(given, model=replace(given.model, num_layers=30))
+    layout = parse_layout("pp8 vpp4 dps8 mbs1 zero1 sched=interleaved")
+    decision = decision_of_layout(given, layout)
+    # 32 blocks on 32 virtual stages: embedding and head take the place of a layer each
+    assert [stage.blocks for stage in decision.stages] == [(block, block) for block in range(32)]
+    assert predict(given, decision).step_s > 0
+    even = replace(given, runtime=replace(given.runtime, uneven_stages=""))
+    with pytest.raises(
+        InputError, match="30 layers do not divide over pp·vpp = 32 virtual stages.*legal pp·vpp: 1, 2, 3"
+    ):
+        decision_of_layout(even, layout)
