@@ -296,6 +296,6 @@ def test_virtual_stages_of_unequal_layers_are_priced_where_the_runtime_can_split
     assert predict(given, decision).step_s > 0
     even = replace(given, runtime=replace(given.runtime, uneven_stages=""))
     with pytest.raises(
-        InputError, match="30 layers do not divide over pp·vpp = 32 virtual stages.*legal pp·vpp: 1, 2, 3"
+        InputError, match=r"30 layers do not divide over pp·vpp = 32 virtual stages.*legal pp·vpp: 1, 2, 3"
     ):
         decision_of_layout(even, layout)
