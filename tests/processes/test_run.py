@@ -135,7 +135,15 @@ def test_a_killed_rank_is_named_and_nothing_is_left(
 def test_a_run_that_is_ended_from_outside_leaves_no_ranks(plan_file: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "executor", "run", str(plan_file), "--module", "tests.processes.test_run:factory"]
     environment = {**os.environ, "PLANTED_FAULT": "hang", "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        # a shell that starts jobs in the background has them ignore SIGINT
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     try:
         # the command itself, torchrun, and two ranks
         assert within(60.0, lambda: len(processes_of_this_fault("hang")) >= 4)
