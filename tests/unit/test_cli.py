@@ -312,7 +312,7 @@ def test_compare_tells_a_plan_from_a_measurement(plan_file: Path, capsys: pytest
 
 
 def test_interleaving_that_cannot_be_even_names_the_legal_degrees(capsys: pytest.CaptureFixture[str]) -> None:
-    layout = ["--runtime", "megatron", "--layout", "tp8 pp16 vpp6 zero1 sched=interleaved"]
+    layout = ["--runtime", "generic", "--layout", "tp8 pp16 vpp6 zero1 sched=interleaved"]
     asked = ["predict", "--model", "llama3-405b", "--cluster", "h100x1024", "--batch", "512", "--seq", "8192"]
     code, _, error = told([*asked, *layout], capsys)
     assert code == 2
