@@ -18,8 +18,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.accuracy import robust
 from benchmarks.accuracy.pricing import STEP, with_values
 from benchmarks.accuracy.published import Published, grouped, read_published, with_calibration
+from benchmarks.accuracy.robust import most_probable
 from cost_models.calibrations import shipped
 from cost_models.peaks import memory_report
 from cost_models.records import Calibration, Coefficient, Decision, load, save
@@ -161,17 +163,7 @@ def _slopes(
 def solved(mean: FloatArray, point: FloatArray, residual: FloatArray, slopes: FloatArray) -> FloatArray:
     """The most probable logarithms on the linear model about `point`."""
     spread = np.array([FITTED_MEMORY[name] for name in FITTED_MEMORY if name not in SAME_MEMORY])
-    logs = point.copy()
-    for _ in range(30):
-        left = residual + slopes @ (logs - point)
-        robust = 1 / (SCALE**2 * np.sqrt(1 + (left / SCALE) ** 2))
-        hessian = slopes.T @ (robust[:, None] * slopes) + np.diag(1 / spread**2)
-        gradient = slopes.T @ (robust * left) + (logs - mean) / spread**2
-        change = np.clip(np.linalg.solve(hessian, -gradient), -0.3, 0.3)
-        logs = logs + change
-        if np.max(np.abs(change)) < 1e-6:
-            break
-    return np.asarray(logs)
+    return most_probable(point, residual, slopes, mean=mean, spread=spread, scale=SCALE, longest=0.3)
 
 
 def without(fitted: MemoryFit, left_out: NDArray[np.bool_]) -> FloatArray:
@@ -266,10 +258,9 @@ def margins(rows: Sequence[Published], special: Callable[[Published], str | None
 
 def stamped(fitted: MemoryFit, before: Calibration, start: Calibration) -> Calibration:
     """The calibration with each fitted coefficient and its birth certificate."""
-    robust = 1 / (SCALE**2 * np.sqrt(1 + (fitted.residual / SCALE) ** 2))
     spread = np.array([FITTED_MEMORY[name] for name in fitted.names])
-    covariance = np.linalg.inv(fitted.slopes.T @ (robust[:, None] * fitted.slopes) + np.diag(1 / spread**2))
-    deviation = dict(zip(fitted.names, np.sqrt(np.diag(covariance)).tolist(), strict=True))
+    found = robust.deviations(fitted.residual, fitted.slopes, spread, scale=SCALE)
+    deviation = dict(zip(fitted.names, found.tolist(), strict=True))
     values = at(before, fitted.names, fitted.logs).coefficients
     residual = float(np.median(np.abs(fitted.residual)) * 1.4826)
     coefficients = dict(start.coefficients)

@@ -16,9 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.accuracy import robust
 from benchmarks.accuracy.coefficients import FITTED, IS_PRIOR, SAME_AS, is_share
 from benchmarks.accuracy.pricing import FloatArray, Pricer
 from benchmarks.accuracy.published import Published, grouped, read_published
+from benchmarks.accuracy.robust import most_probable
 from cost_models.calibrations import shipped
 from cost_models.records import Calibration, load, save
 from planner.readers.runs import Run
@@ -31,8 +33,6 @@ LINEARISED = 5
 """Times that slopes are taken, at the point that the last ones led to."""
 CONVERGED = 0.02
 """Largest relative change of a coefficient that ends it."""
-INNER = 30
-"""Reweighted least squares on the linear model; converges in about ten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,21 +137,18 @@ def solved(linear: Linear, mean: FloatArray, residual: FloatArray, point: FloatA
     """The most probable logarithms on the linear model about `point`, on the configurations of `keep`; shares stay below 1."""
     spread = np.array([FITTED[name] for name in linear.names])
     bound = np.array([0.0 if is_share(name) else np.inf for name in linear.names])
-    slopes, kept = linear.slopes[keep], residual[keep]
     weights = source_weights([linear.configured[index] for index in np.flatnonzero(keep).tolist()])
-    logs, free = point.copy(), np.ones(len(point), dtype=bool)
-    for _ in range(INNER):
-        left = kept + slopes @ (logs - point)
-        robust = weights / (SCALE**2 * np.sqrt(1 + (left / SCALE) ** 2))
-        hessian = slopes.T @ (robust[:, None] * slopes) + np.diag(1 / spread**2)
-        gradient = slopes.T @ (robust * left) + (logs - mean) / spread**2
-        free = ~((logs >= bound - 1e-12) & (gradient < 0))
-        change = np.zeros(len(point))
-        change[free] = np.linalg.solve(hessian[np.ix_(free, free)], -gradient[free])
-        logs = np.minimum(logs + np.clip(change, -0.5, 0.5), bound)
-        if np.max(np.abs(change)) < 1e-6:
-            break
-    return logs
+    return most_probable(
+        point,
+        residual[keep],
+        linear.slopes[keep],
+        mean=mean,
+        spread=spread,
+        scale=SCALE,
+        longest=0.5,
+        weights=weights,
+        bound=bound,
+    )
 
 
 def rows_behind(linear: Linear, keep: FloatArray) -> dict[str, int]:
@@ -218,9 +215,8 @@ def deviations(linear: Linear) -> dict[str, float]:
     """Posterior standard deviation of each coefficient's logarithm."""
     spread = np.array([FITTED[name] for name in linear.names])
     weights = source_weights(linear.configured)
-    robust = weights / (SCALE**2 * np.sqrt(1 + (linear.residual / SCALE) ** 2))
-    covariance = np.linalg.inv(linear.slopes.T @ (robust[:, None] * linear.slopes) + np.diag(1 / spread**2))
-    return dict(zip(linear.names, np.sqrt(np.diag(covariance)).tolist(), strict=True))
+    found = robust.deviations(linear.residual, linear.slopes, spread, scale=SCALE, weights=weights)
+    return dict(zip(linear.names, found.tolist(), strict=True))
 
 
 def stamped(fitted: Calibration, before: Calibration, linear: Linear, residual: float) -> Calibration:
