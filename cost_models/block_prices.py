@@ -176,8 +176,6 @@ class _Row:
     tensor: Traffic
     context: Traffic | None = None
     experts: Traffic | None = None
-    room_s: tuple[FloatArray, FloatArray] | None = None
-    """Forward and backward seconds of attention, behind which context parallelism hides."""
 
 
 def _rows(problem: Problem, cells: Cells, links: Fabric, rates: Rates, part: Share) -> list[list[_Row]]:
@@ -262,15 +260,13 @@ def _layer_rows(
 ) -> list[_Row]:
     """A kind of layer under each kind of recompute."""
     passes = blocks.layer_passes(problem, rates, part, kind, problem.recompute_kinds)
-    attention = tuple(side.attention.total for side in blocks.layer_pass(problem, rates, part, kind))
-    moe = kind is BlockKind.MOE
+    exchanged = experts.exchanges(problem, cells, links, part) if kind is BlockKind.MOE else None
     return [
         _Row(
             passed=_with_dispatch(problem, cells, passes[name]),
             tensor=traffic.tensor_traffic(problem, part, calls, kind, name),
             context=around,
-            experts=experts.routed_traffic(problem, cells, links, part, name) if moe else None,
-            room_s=(attention[0], attention[1]),
+            experts=None if exchanged is None else experts.routed_traffic(problem, exchanged, name),
         )
         for name in problem.recompute_kinds
     ]
@@ -293,17 +289,22 @@ def _looking_ahead(problem: Problem, rates: Rates, part: Share, head: _Row, laye
         return forward, backward
 
     passed, tensor = added(head.passed, head.passed, layer.passed, join), added(head.tensor, head.tensor, layer.tensor)
-    assert layer.room_s is not None
+    assert layer.passed.attention_s is not None
+    attention = layer.passed.attention_s
     late_s = np.zeros_like(part.tokens)
     for one, times in ((head.passed, 1 + count), (layer.passed, count), (join, count)):
         if one.weight_grad_s is not None:
             late_s = late_s + times * one.weight_grad_s
     return _Row(
-        passed=Pass(forward=passed[0], backward=passed[1], weight_grad_s=late_s),
+        passed=Pass(
+            forward=passed[0],
+            backward=passed[1],
+            weight_grad_s=late_s,
+            attention_s=(attention[0] * count, attention[1] * count),
+        ),
         tensor=Traffic(forward=tensor[0], backward=tensor[1]),
         context=None if layer.context is None else layer.context.scaled(count),
         experts=None if layer.experts is None else layer.experts.scaled(count),
-        room_s=(layer.room_s[0] * count, layer.room_s[1] * count),
     )
 
 
@@ -361,9 +362,9 @@ def _exposed(row: _Row, hidden: _Hidden, gathers: Traffic) -> tuple[Seconds, Sec
         work_s = getattr(row.passed, side).total
         tensor, gather = getattr(row.tensor, side), getattr(gathers, side)
         left = _left(tensor, hidden.tensor, work_s)
-        if row.context is not None and row.room_s is not None:
+        if row.context is not None and row.passed.attention_s is not None:
             around = getattr(row.context, side)
-            left = left + _left(around, 1.0, row.room_s[way] * hidden.context)
+            left = left + _left(around, 1.0, row.passed.attention_s[way] * hidden.context)
         if row.experts is not None:
             exchange = getattr(row.experts, side)
             seen = _left(exchange, hidden.experts, work_s)

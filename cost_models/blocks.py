@@ -11,8 +11,8 @@ from cost_models.compute import Rates, Seconds
 from cost_models.experts import routed_pass
 from cost_models.problem import Problem
 from cost_models.recompute import Repeated, repeated
-from cost_models.records import BlockKind, ContextExchange, Model
-from cost_models.shares import FloatArray, Share, layer_params, layer_products, shared_width
+from cost_models.records import BlockKind, ContextExchange
+from cost_models.shares import FloatArray, Share, activation_bytes_moved, layer_params, layer_products, shared_width
 
 PRODUCTS = ("projections", "up_projections", "output", "mlp_up", "mlp_down", "router", "experts")
 """Parts of `recompute.WORK` that are products."""
@@ -56,6 +56,8 @@ class Pass:
     backward: Seconds
     weight_grad_s: FloatArray | None = None
     """What of the backward seconds goes into gradients of weights; None = nothing."""
+    attention_s: tuple[FloatArray, FloatArray] | None = None
+    """Forward and backward seconds of attention, without recompute; None = there is none."""
     idle_s: tuple[FloatArray, FloatArray] | None = None
     """Forward and backward seconds in which the device waits for launches; None = it never does."""
 
@@ -161,11 +163,6 @@ def layer_pass(
     return LayerSeconds(parts=forward), LayerSeconds(parts=backward, weight_grad_s=weight_grad_s)
 
 
-def activation_bytes_moved(model: Model) -> float:
-    """Bytes that the function between an MLP's products moves for each element of its width, in 16 bits."""
-    return 6.0 if model.gated_mlp else 4.0
-
-
 def _sum(parts: list[Seconds]) -> Seconds:
     total = parts[0]
     for further in parts[1:]:
@@ -201,7 +198,11 @@ def layer_passes(
         again = _again(repeated(problem.runtime.name, name), forward, part, launch)
         whole = plain[1] + plain[0].scaled(again.total / floored_s)
         passes[name] = Pass(
-            forward=plain[0], backward=whole, weight_grad_s=weight_grad_s, idle_s=(idle_s[0], idle_s[1])
+            forward=plain[0],
+            backward=whole,
+            weight_grad_s=weight_grad_s,
+            attention_s=(forward.attention.total, backward.attention.total),
+            idle_s=(idle_s[0], idle_s[1]),
         )
     return passes
 

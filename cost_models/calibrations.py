@@ -5,7 +5,7 @@ A name may carry qualifiers: `overlap.dp` + (`hopper`, `megatron`) finds, in thi
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
@@ -78,3 +78,22 @@ def value_or(default: float, calibration: Calibration, name: str, *qualifiers: s
     """The number, or `default` where a term that most runtimes do not have is absent."""
     found = find(calibration, name, *qualifiers)
     return default if found is None else found.value
+
+
+class NotedCoefficients(dict[str, Coefficient]):
+    """Coefficients that note which of them are read."""
+
+    def __init__(self, coefficients: Mapping[str, Coefficient]) -> None:
+        super().__init__(coefficients)
+        self.read: set[str] = set()
+
+    def get(self, key: str, default: object = None) -> object:  # type: ignore[override]
+        """As a dictionary's; a coefficient that is not there is not noted."""
+        found = super().get(key)
+        if found is not None:
+            self.read.add(key)
+        return default if found is None else found
+
+    def __getitem__(self, key: str) -> Coefficient:
+        self.read.add(key)
+        return super().__getitem__(key)

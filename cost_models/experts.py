@@ -14,7 +14,7 @@ from cost_models.collectives import Collective, Fabric, collective_s
 from cost_models.compute import Rates, Seconds
 from cost_models.problem import Cells, Problem
 from cost_models.recompute import repeated
-from cost_models.shares import FloatArray, Share
+from cost_models.shares import FloatArray, Share, activation_bytes_moved
 from cost_models.traffic import Traffic
 
 ROUTER_BYTES = 40.0
@@ -43,7 +43,7 @@ def routed_pass(problem: Problem, rates: Rates, part: Share) -> tuple[Mapping[st
 
     moved = compute.moved_s(rates, rates.permute_bytes, rows * model.hidden * rates.element_bytes / 2)
     function = compute.moved_s(
-        rates, rates.memory, (6.0 if model.gated_mlp else 4.0) * rows * width * rates.element_bytes / 2
+        rates, rates.memory, activation_bytes_moved(model) * rows * width * rates.element_bytes / 2
     )
     choice = compute.moved_s(rates, rates.memory, ROUTER_BYTES * mine * moe.num_experts)
     forward = {
@@ -66,21 +66,22 @@ def routed_pass(problem: Problem, rates: Rates, part: Share) -> tuple[Mapping[st
     return forward, backward
 
 
-def routed_traffic(problem: Problem, cells: Cells, fabric: Fabric, part: Share, kind: str) -> Traffic:
-    """All-to-alls to the experts and back, each way once in either pass, and those that the recompute `kind` repeats.
+def exchanges(problem: Problem, cells: Cells, fabric: Fabric, part: Share) -> Seconds:
+    """All-to-alls to the experts and back in one pass.
 
     With etp > 1 the rows of an expert are gathered over its ranks, and the parts of its output are summed up and scattered.
     """
-    model, moe = problem.model, problem.model.moe
-    assert moe is not None
     element = compute.element_bytes(problem.workload.precision)
-    sent = part.routed_rows / part.etp * model.hidden * element
-    both_ways = collective_s(fabric, Collective.ALL_TO_ALL, sent, *cells.expert_group).scaled(2.0)
-    gathered = part.routed_rows * model.hidden * element
+    gathered = part.routed_rows * problem.model.hidden * element
+    both_ways = collective_s(fabric, Collective.ALL_TO_ALL, gathered / part.etp, *cells.expert_group).scaled(2.0)
     group = (cells.etp, cells.expert_strides[0])
     around = collective_s(fabric, Collective.ALL_GATHER, gathered, *group) + collective_s(
         fabric, Collective.REDUCE_SCATTER, gathered, *group
     )
+    return both_ways + around
+
+
+def routed_traffic(problem: Problem, exchanged: Seconds, kind: str) -> Traffic:
+    """The `exchanges` of a pass, once in either pass, and those that the recompute `kind` repeats."""
     again = repeated(problem.runtime.name, kind)
-    forward = both_ways + around
-    return Traffic(forward=forward, backward=forward + forward.scaled(again.exchanges))
+    return Traffic(forward=exchanged, backward=exchanged + exchanged.scaled(again.exchanges))

@@ -22,11 +22,12 @@ from cost_models.records import (
     Schedule,
     Workload,
 )
+from cost_models.records.plan import RANK_AXES
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
-RANK_ORDER = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
+RANK_ORDER = RANK_AXES
 """Axes, innermost first: the heaviest traffic between the nearest ranks."""
 
 

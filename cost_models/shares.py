@@ -147,3 +147,8 @@ def layer_params(model: Model, part: Share, kind: BlockKind = BlockKind.DENSE) -
         0.0 if model.mla else model.hidden * (part.keys + part.values - 2 * model.kv_heads * model.head_dim / part.tp)
     )
     return np.asarray(divided / part.tp + copied + whole + norms, dtype=float), routed
+
+
+def activation_bytes_moved(model: Model) -> float:
+    """Bytes that the function between an MLP's products moves for each element of its width, in 16 bits."""
+    return 6.0 if model.gated_mlp else 4.0

@@ -6,12 +6,12 @@ need not sum to 1: a launch floor beside a kernel, or an overlap, takes from oth
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cost_models.calibrations import shipped
+from cost_models.calibrations import NotedCoefficients, shipped
 from cost_models.problem import Problem
 from cost_models.records import Calibration, Coefficient, Decision
 from cost_models.refit import parameters_of, scaled, with_links
@@ -37,28 +37,10 @@ class Term:
     """Data that it was fitted on; 0 where it is the table's."""
 
 
-class _Noted(dict[str, Coefficient]):
-    """Coefficients that note which of them are read."""
-
-    def __init__(self, coefficients: Mapping[str, Coefficient]) -> None:
-        super().__init__(coefficients)
-        self.read: set[str] = set()
-
-    def get(self, key: str, default: object = None) -> object:  # type: ignore[override]
-        found = super().get(key)
-        if found is not None:
-            self.read.add(key)
-        return default if found is None else found
-
-    def __getitem__(self, key: str) -> Coefficient:
-        self.read.add(key)
-        return super().__getitem__(key)
-
-
 def rests_on(problem: Problem, decision: Decision) -> tuple[Term, ...]:
     """What the decision's step time rests on, the largest share first."""
     calibration = with_links(problem.calibration, [problem.cluster])
-    noted = _Noted(calibration.coefficients)
+    noted = NotedCoefficients(calibration.coefficients)
     here = _log_step(replace(problem, calibration=replace(calibration, coefficients=noted)), decision)
     terms = []
     for parameter in parameters_of(calibration):
@@ -108,7 +90,7 @@ def made_own(calibration: Calibration, runs: Sequence[tuple[Problem, Decision]])
 
 def _read(calibration: Calibration, runs: Sequence[tuple[Problem, Decision]]) -> set[str]:
     """Names of the coefficients that the runs' step times are made of."""
-    noted = _Noted(calibration.coefficients)
+    noted = NotedCoefficients(calibration.coefficients)
     for problem, decision in runs:
         _log_step(replace(problem, calibration=replace(calibration, coefficients=noted)), decision)
     return {name for name in noted.read if not name.startswith(("memory.", "interval."))}

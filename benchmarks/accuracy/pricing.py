@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.accuracy.published import with_calibration
+from cost_models.calibrations import NotedCoefficients
 from cost_models.peaks import decision_columns
 from cost_models.problem import Cells
 from cost_models.records import Calibration, Coefficient, Decision
@@ -22,22 +23,6 @@ FloatArray = NDArray[np.float64]
 
 STEP = 0.02
 """Change of a log-coefficient by which slopes are found (forward differences)."""
-
-
-class _Recording(dict[str, Coefficient]):
-    """Coefficients that note which of them are read."""
-
-    read: set[str]
-
-    def get(self, key: str, default: object = None) -> object:  # type: ignore[override]
-        found = super().get(key)
-        if found is not None:
-            self.read.add(key)
-        return default if found is None else found
-
-    def __getitem__(self, key: str) -> Coefficient:
-        self.read.add(key)
-        return super().__getitem__(key)
 
 
 def objective_s(run: Run, decision: Decision, calibration: Calibration) -> float:
@@ -75,8 +60,7 @@ class Pricer:
         """Names of the coefficients that the run's step time is made of."""
         key = (run.digest, self._names_of(calibration))
         if key not in self._reads:
-            recording = _Recording(calibration.coefficients)
-            recording.read = set()
+            recording = NotedCoefficients(calibration.coefficients)
             seconds = objective_s(run, self.decision(run), replace(calibration, coefficients=recording))
             self.priced += 1
             names = tuple(sorted(recording.read))

@@ -88,7 +88,8 @@ def test_more_expert_parallelism_exchanges_more_and_holds_less() -> None:
     whole = moe_problem()
     layouts = [normalised(dp=32, ep=ep, zero=1) for ep in (1, 2, 4, 8, 16)]
     cells = Cells.of(layouts)
-    sent = experts.routed_traffic(whole, cells, fabric(whole.cluster, whole.calibration), share(whole, cells), "none")
+    links = fabric(whole.cluster, whole.calibration)
+    sent = experts.routed_traffic(whole, experts.exchanges(whole, cells, links, share(whole, cells)), "none")
     assert sent.forward.total[0] == 0
     assert (np.diff(sent.forward.total) > 0).all()
     prices = price_blocks(whole, cells)

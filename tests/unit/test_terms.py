@@ -137,7 +137,7 @@ def test_experts_exchange_their_rows_there_and_back(model: str, ep: int, tp: int
     whole = open_case(model, "megatron")
     cells = Cells.of([normalised(dp=32 // tp, tp=tp, ep=ep, etp=etp, mbs=2)])
     links = price_blocks(whole, cells).fabric
-    sent = experts.routed_traffic(whole, cells, links, share(whole, cells), "none")
+    sent = experts.routed_traffic(whole, experts.exchanges(whole, cells, links, share(whole, cells)), "none")
     tokens, top_k, hidden = 2 * 2048, 2, 2048
     exchanged = collective_s(links, "all_to_all", tokens / tp * top_k * hidden * ELEMENT, ep, etp).total
     rows = tokens / tp * top_k * etp * hidden * ELEMENT
@@ -154,7 +154,9 @@ def test_experts_across_nodes_wait_for_one_share_of_the_interfaces() -> None:
     whole = open_case("routed", "megatron")
     cells = Cells.of([normalised(dp=32, ep=16, mbs=8)])
     links = price_blocks(whole, cells).fabric
-    sent = experts.routed_traffic(whole, cells, links, share(whole, cells), "none").forward.total[0]
+    sent = experts.routed_traffic(
+        whole, experts.exchanges(whole, cells, links, share(whole, cells)), "none"
+    ).forward.total[0]
     rows = 8 * 2048 * 2 * 2048 * ELEMENT
     latency = 2 * (links.launch_s + 4 * links.network.step_s)
     assert sent == pytest.approx(2 * rows / 2 / (50e9 * 0.96) + latency, rel=EXACT)
