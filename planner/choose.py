@@ -1,8 +1,6 @@
-"""From a problem to the choice: space, prices, search; beside it today's layout and the handbook's, and what to change if
-nothing fits.
-"""
+"""From a problem to the choice: space, prices, search; beside it today's layout and the handbook's."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,21 +8,18 @@ import numpy as np
 from cost_models.problem import Problem
 from cost_models.records import Layout, RecordError, Schedule, Stage
 from cost_models.records.layout import STAGES
-from planner.errors import InfeasibleError, InputError, MeshwrightError
-from planner.incumbent import least_memory_bytes, least_objective
+from planner.errors import InfeasibleError, InputError
+from planner.feasible import space_of
+from planner.incumbent import least_objective
+from planner.infeasible import nothing_fits
 from planner.priced import Priced
 from planner.readers.pins import Pins
 from planner.search import DELTA, SLACKS, Candidate, Choice, candidate, search
 from planner.solver import SolverName
-from planner.space import SCHEDULES, Space, enumerate_cells
+from planner.space import SCHEDULES, enumerate_cells
 
 _ZERO_OF_HANDBOOK = (1, 0, 2, 3)
 """ZeRO level that people take first: the distributed optimizer where the runtime has it, else plain data parallelism."""
-_MOST_COUNTS = 64
-"""Counts of nodes that are tried one by one for the least that would do."""
-_MOST_PROBED = 24
-"""Cells whose least memory is worked out when nothing fits."""
-_GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -114,19 +109,7 @@ def choose(
             current=today,
             current_note=note,
         )
-    raise _nothing_fits(problem, pins, priced)
-
-
-def space_of(problem: Problem, pins: Pins, worlds: Collection[int] | None = None) -> Space:
-    """The space of a problem."""
-    return enumerate_cells(
-        model=problem.model,
-        cluster=problem.cluster,
-        workload=problem.workload,
-        runtime=problem.runtime,
-        pins=pins,
-        worlds=worlds,
-    )
+    raise nothing_fits(problem, pins, worlds, priced)
 
 
 def best_plan(priced: Priced, index: int) -> Candidate | None:
@@ -189,81 +172,3 @@ def _baseline(priced: Priced) -> Candidate | None:
         if found is not None:
             return found
     return None
-
-
-# --- nothing fits ---------------------------------------------------------------------------------------------------------
-
-
-def _nothing_fits(problem: Problem, pins: Pins, priced: Priced) -> InfeasibleError:
-    device = problem.cluster.pools[0].kind.device
-    world = int(priced.space.cells.world.max())
-    told = [change for change in _changes(problem, pins, priced) if change]
-    pinned = f" with the pins {pins}" if pins.pins else ""
-    return InfeasibleError(
-        f"{problem.model.name} fits on {world} x {device.name} under no layout{pinned}: "
-        f"{priced.memory_limit_bytes / _GIB:.1f} GiB of each device are usable, and {len(priced.space):,} layouts were tried"
-        + ("; with any one of these it fits:" if told else ""),
-        relaxations=tuple(told),
-    )
-
-
-def _changes(problem: Problem, pins: Pins, priced: Priced) -> Iterator[str]:
-    """Single changes with which a plan exists, each tried out."""
-    yield _more_gpus(problem, pins)
-    least = _least_memory(priced)
-    if np.isfinite(least):
-        yield f"the same GPUs with {least / _GIB:.1f} GiB usable each instead of {priced.memory_limit_bytes / _GIB:.1f}"
-    for dropped in pins.pins:
-        others = Pins(pins=tuple(pin for pin in pins.pins if pin is not dropped))
-        if _feasible(problem, others):
-            yield f"without the pin {dropped}"
-    seq = problem.workload.seq
-    for shorter in (seq // 2, seq // 4, seq // 8):
-        if shorter >= 1 and _feasible(replace(problem, workload=replace(problem.workload, seq=shorter)), pins):
-            yield f"sequences of {shorter} tokens instead of {seq}"
-            break
-
-
-def _feasible(problem: Problem, pins: Pins) -> bool:
-    """Whether any plan fits."""
-    try:
-        priced = Priced.of(problem, space_of(problem, pins), at_risk=True)
-    except MeshwrightError:
-        return False
-    order = np.argsort(priced.memory_floors_bytes, kind="stable")
-    order = order[np.isfinite(priced.bounds_below(np.inf)[order])]
-    # options of one family share their activations: the one that holds least speaks for it
-    first_of_family = np.sort(np.unique(priced.families[order], return_index=True)[1])
-    return any(priced.fits(index) for index in order[first_of_family][:_MOST_PROBED].tolist())
-
-
-def _more_gpus(problem: Problem, pins: Pins) -> str:
-    """The least number of nodes of the same kind, found by doubling and then one by one."""
-    pool = problem.cluster.pools[0]
-    if len(problem.cluster.pools) > 1:
-        return ""
-
-    def on(num_nodes: int) -> bool:
-        cluster = replace(problem.cluster, pools=(replace(pool, num_nodes=num_nodes),), exceptions=())
-        return _feasible(replace(problem, cluster=cluster), pins)
-
-    most = 2 * pool.num_nodes
-    while not on(most):
-        most *= 2
-        if most * pool.kind.gpus_per_node > max(4096, 64 * problem.cluster.num_gpus):
-            return ""
-    between = range(max(pool.num_nodes, most // 2) + 1, most)
-    each = pool.kind.gpus_per_node
-    if len(between) > _MOST_COUNTS:
-        return f"{most * each} GPUs of this kind would do, {most // 2 * each} would not"
-    least = next((num_nodes for num_nodes in between if on(num_nodes)), most)
-    return f"{least * each} GPUs of this kind: the least number of whole nodes with which a plan was found"
-
-
-def _least_memory(priced: Priced) -> float:
-    """The least bytes of a device with which a plan exists, over the cells that need least by their floors (v = 1)."""
-    single = np.flatnonzero(priced.space.cells.vpp == 1)
-    order = single[np.argsort(priced.memory_floors_bytes[single], kind="stable")][:_MOST_PROBED]
-    roomy = replace(priced, memory_limit_bytes=np.inf)
-    thrifty = replace(roomy, space=replace(priced.space, recompute_kinds=(priced.thriftiest_kind,)))
-    return min((least_memory_bytes(thrifty.cell(index, np.inf)) for index in order.tolist()), default=np.inf)

@@ -8,9 +8,10 @@ import pytest
 from cost_models.calibrations import shipped
 from cost_models.problem import Problem
 from cost_models.records import Schedule, Workload, normalised
-from planner.choose import Answer, choose, space_of
+from planner.choose import Answer, choose
 from planner.errors import InfeasibleError
 from planner.exhaustive import flaw
+from planner.feasible import space_of
 from planner.priced import Priced
 from planner.readers.clusters import read_cluster
 from planner.readers.models import read_model
