@@ -97,6 +97,23 @@ class BlockPrices:
     def __len__(self) -> int:
         return len(self.cells)
 
+    def spread(self, cells: Cells, row: IntArray) -> "BlockPrices":
+        """The prices of `cells`, where cell i costs what `row[i]` costs here."""
+        return replace(
+            self,
+            cells=cells,
+            forward_compute_s=self.forward_compute_s[row],
+            backward_compute_s=self.backward_compute_s[row],
+            forward_exposed_s=self.forward_exposed_s[row],
+            backward_exposed_s=self.backward_exposed_s[row],
+            basis_s=self.basis_s[row],
+            activation_bytes=self.activation_bytes[row],
+            hop_bytes=self.hop_bytes[row],
+            slower=self.slower[row],
+            memory=self.memory.spread(self.problem, cells, row),
+            split=None if self.split is None else self.split.take(row),
+        )
+
 
 def _supported(problem: Problem, cells: Cells) -> None:
     if problem.recompute_kinds[:1] != ("none",):
@@ -116,8 +133,41 @@ def _supported(problem: Problem, cells: Cells) -> None:
 
 
 def price_blocks(problem: Problem, cells: Cells) -> BlockPrices:
-    """Price every kind of block in every cell. RecordError by name for what is not known or not built yet."""
+    """Price every kind of block in every cell. RecordError by name for what is not known or not built yet.
+
+    Many cells differ in what no block feels (pp, virtual stages, how data parallelism is split): a block is priced once for
+    all cells in which it costs the same.
+    """
     _supported(problem, cells)
+    first, row = distinct_rows(problem, cells)
+    distinct = _price_each(problem, cells.take(first))
+    return distinct.spread(cells, row)
+
+
+def distinct_rows(problem: Problem, cells: Cells) -> tuple[IntArray, IntArray]:
+    """(a cell for each different price, (n,) the number of each cell's price)."""
+    sharded = (cells.zero >= 2) & (cells.shard_group[0] > 1)
+    each = sharded & ~synchronised_late(problem, cells)
+    codes = {gather: code for code, gather in enumerate(Gather, start=1)}
+    felt = [
+        *(cells.tp, cells.cp, cells.ep, cells.etp, cells.mbs, cells.world),
+        *(cells.stride("tp"), cells.stride("cp"), *cells.expert_strides),
+        np.array([schedule in SPLIT_BACKWARD for schedule in cells.schedule.tolist()]),
+        sharded,
+        np.where(each, np.array([codes[gather] for gather in cells.gather.tolist()]), 0),
+        *(np.where(each, part, 0) for group in (cells.shard_group, cells.expert_shard_group) for part in group),
+    ]
+    row = np.zeros(len(cells), dtype=np.int64)
+    for values in felt:
+        # numbers stay small: they are renumbered after every further column
+        distinct, code = np.unique(values, return_inverse=True)
+        if len(distinct) > 1:
+            row = np.unique(row * len(distinct) + code.ravel(), return_inverse=True)[1].ravel()
+    return np.unique(row, return_index=True)[1], row
+
+
+def _price_each(problem: Problem, cells: Cells) -> BlockPrices:
+    """`price_blocks` of cells that all differ."""
     links = fabric(problem.cluster, problem.calibration)
     device = problem.cluster.pools[0].kind.device
     rates = compute.rates(device, problem.workload, problem.runtime, problem.calibration)

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from cost_models.activations import layer_activation_bytes, logit_bytes
 from cost_models.calibrations import find, value, value_or
 from cost_models.compute import element_bytes
-from cost_models.problem import Cells, ColumnShape, Problem
+from cost_models.problem import Cells, ColumnShape, IntArray, Problem
 from cost_models.records import (
     SPLIT_BACKWARD,
     Gather,
@@ -139,6 +139,19 @@ class BlockMemory:
     """[cell] of the head, the layers that predict later tokens with it."""
     logits_working: FloatArray
     """[cell] while the loss runs."""
+
+    def spread(self, problem: Problem, cells: Cells, row: IntArray) -> "BlockMemory":
+        """The bytes of `cells`, where the blocks of cell i are those of `row[i]` here."""
+        params = self.params
+        return BlockMemory(
+            params=LocalParams(common=params.common[row], experts=params.experts[row], tied_copy=params.tied_copy[row]),
+            per_param=held_bytes_per_param(problem, cells),
+            per_expert_param=held_bytes_per_param(problem, cells, experts=True),
+            activations=self.activations[row],
+            embedding_activations=self.embedding_activations[row],
+            logits_saved=self.logits_saved[row],
+            logits_working=self.logits_working[row],
+        )
 
 
 def block_memory(problem: Problem, cells: Cells, part: Share | None = None) -> BlockMemory:

@@ -1,7 +1,7 @@
 """What is to be priced: a problem, and cells (layouts without stages) as arrays."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
 
@@ -131,6 +131,10 @@ class Cells:
 
     def __len__(self) -> int:
         return len(self.tp)
+
+    def take(self, chosen: IntArray) -> Self:
+        """The cells of these numbers."""
+        return replace(self, **{name: getattr(self, name)[chosen] for name in (*_INTEGERS, "gather", "schedule")})
 
     def layout(self, index: int, recompute: str = "none") -> Layout:
         """Entry `index` as a Layout."""

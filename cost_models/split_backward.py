@@ -35,6 +35,14 @@ class SplitPrices:
     weight_grad_s: FloatArray
     """Kernels of W."""
 
+    def take(self, row: NDArray[np.int64]) -> "SplitPrices":
+        """These entries."""
+        return SplitPrices(
+            input_grad_compute_s=self.input_grad_compute_s[row],
+            input_grad_exposed_s=self.input_grad_exposed_s[row],
+            weight_grad_s=self.weight_grad_s[row],
+        )
+
 
 def split_seconds(problem: Problem, passed: Pass, launch: Rate | None) -> tuple[FloatArray, FloatArray]:
     """(I, W) kernel seconds of one block; `launch` is the floor of a layer, None for what is no layer."""
