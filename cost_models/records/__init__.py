@@ -13,10 +13,11 @@ from cost_models.records.codec import (
     to_json,
     write_atomic,
 )
+from cost_models.records.layer_group import LayerGroup, Norm
 from cost_models.records.layout import SPLIT_BACKWARD, V_PLACED, Gather, Layout, Schedule, normalised, print_layout
 from cost_models.records.layout_text import parse_layout, parse_tokens
 from cost_models.records.measurement import MeasuredMemory, Measurement, MeasurementKind, Measurements, MemoryKind
-from cost_models.records.model import BlockKind, Mla, Model, Moe, Norm, Positions
+from cost_models.records.model import BlockKind, LayerKind, Mla, Model, Moe, Positions
 from cost_models.records.plan import (
     Alternative,
     Binding,
@@ -60,6 +61,8 @@ __all__ = [
     "FabricException",
     "FabricLevel",
     "Gather",
+    "LayerGroup",
+    "LayerKind",
     "Layout",
     "Link",
     "MeasuredMemory",

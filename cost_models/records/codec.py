@@ -19,6 +19,7 @@ import typing
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from cost_models.records.json_faults import fault_in_words
@@ -34,6 +35,10 @@ MOST_WHOLE = 2**53 - 1
 """Largest whole number that every reader of JSON takes exactly (RFC 8259, section 6)."""
 
 
+UNSAID = MappingProxyType({"unsaid": True})
+"""Metadata of a field that is written only where it is not its default: files that do not need it stay as they were."""
+
+
 LONGEST_NAME = 255
 """Bytes of a file's name that file systems take (NAME_MAX of Linux and macOS)."""
 
@@ -47,7 +52,8 @@ class RecordError(ValueError):
 def to_json(value: Any) -> Any:
     """Plain JSON data (dict, list, str, int, float, bool, None) of a record; a float that is not finite is null."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        entries = ((field, getattr(value, field.name)) for field in dataclasses.fields(value))
+        return {e.name: to_json(said) for e, said in entries if not ("unsaid" in e.metadata and said == e.default)}
     if isinstance(value, StrEnum):
         return value.value
     if isinstance(value, Mapping):

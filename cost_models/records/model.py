@@ -4,22 +4,17 @@ Blocks are numbered over the whole model: 0 the embedding, 1..L the layers, L+1 
 """
 
 import math
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from cost_models.records.codec import RecordError
+from cost_models.records.codec import UNSAID, RecordError
+from cost_models.records.layer_group import LayerGroup, Norm
 
 MOST_LAYERS = 100_000
 """A hundred times the deepest transformer that was trained (1,000 layers: DeepNet, arXiv 2203.00555)."""
 MOST_WIDTH = 2**31 - 1
 """Largest dimension that a 32-bit index of a kernel reaches."""
-
-
-class Norm(StrEnum):
-    """RMSNorm has one vector of weights, LayerNorm a weight and a bias."""
-
-    RMSNORM = "rmsnorm"
-    LAYERNORM = "layernorm"
 
 
 class Positions(StrEnum):
@@ -36,6 +31,7 @@ class BlockKind(StrEnum):
     EMBEDDING = "embedding"
     DENSE = "dense"
     MOE = "moe"
+    PROJECTOR = "projector"
     HEAD = "head"
 
 
@@ -83,9 +79,16 @@ class Mla:
     """Width of the compressed queries; null = queries are projected at once."""
 
 
+class _Noting:
+    """A place beside the fields of a model where it notes what follows from them; no part of it."""
+
+    __slots__ = ("_noted",)
+    _noted: "tuple[tuple[LayerKind, ...], tuple[tuple[int, int], ...]]"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    """Dimensions of a decoder-only transformer. Nominal facts only, no seconds."""
+class Model(_Noting):
+    """Dimensions of a transformer: a decoder of like layers, or a chain of unlike ones. Nominal facts only, no seconds."""
 
     name: str
     """How people call it."""
@@ -131,6 +134,10 @@ class Model:
     """Latent attention; null = ordinary heads."""
     num_mtp_layers: int = 0
     """Further layers that predict later tokens, each with a joining projection; not in num_params."""
+    causal: bool = field(default=True, metadata=UNSAID)
+    """Tokens see only those before them."""
+    layer_groups: tuple[LayerGroup, ...] = field(default=(), metadata=UNSAID)
+    """Groups of unlike layers in their order, num_layers in all; empty = all layers are alike but for `moe`."""
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab"):
@@ -147,6 +154,9 @@ class Model:
             )
         if self.positions is Positions.LEARNED and self.max_positions < 1:
             raise RecordError("learned positions need max_positions, the number of their rows")
+        if self.layer_groups:
+            self._refuse_broken_chain()
+            object.__setattr__(self, "_noted", self._kinds_of_chain())
 
     # Blocks ------------------------------------------------------------------------------------------------------
 
@@ -163,8 +173,107 @@ class Model:
             return BlockKind.EMBEDDING
         if block == self.num_blocks - 1:
             return BlockKind.HEAD
-        dense = self.moe is None or block <= self.moe.num_dense_layers
-        return BlockKind.DENSE if dense else BlockKind.MOE
+        return self.layer_kind(block).kind
+
+    def layer_kind(self, block: int) -> "LayerKind":
+        """What block 1..L is."""
+        until = 0
+        for place, count in self.layer_runs:
+            until += count
+            if 1 <= block <= until:
+                return self.layer_kinds[place]
+        raise RecordError(f"block {block} of model {self.name!r} is no layer: layers are 1..{self.num_layers}")
+
+    @property
+    def layer_kinds(self) -> "tuple[LayerKind, ...]":
+        """Unlike kinds of layers, each once, in the order in which the model first has them."""
+        return self._kinds_and_runs[0]
+
+    @property
+    def layer_runs(self) -> tuple[tuple[int, int], ...]:
+        """(place in `layer_kinds`, count) of each run of like layers, in the order of the model."""
+        return self._kinds_and_runs[1]
+
+    @property
+    def _kinds_and_runs(self) -> "tuple[tuple[LayerKind, ...], tuple[tuple[int, int], ...]]":
+        if not self.layer_groups:
+            num_dense = self.num_layers if self.moe is None else min(self.moe.num_dense_layers, self.num_layers)
+            counts = [(BlockKind.DENSE, num_dense), (BlockKind.MOE, self.num_layers - num_dense)]
+            found = [(kind, count) for kind, count in counts if count]
+            kinds = tuple(LayerKind(kind=kind, model=self) for kind, _ in found)
+            return kinds, tuple((place, count) for place, (_, count) in enumerate(found))
+        try:
+            return self._noted
+        except AttributeError:  # a copy that was not built from its fields has no notes
+            object.__setattr__(self, "_noted", self._kinds_of_chain())
+            return self._noted
+
+    def _kinds_of_chain(self) -> "tuple[tuple[LayerKind, ...], tuple[tuple[int, int], ...]]":
+        places: dict[LayerKind, int] = {}
+        runs: list[tuple[int, int]] = []
+        for group in self.layer_groups:
+            place = places.setdefault(self._kind_of(group), len(places))
+            if runs and runs[-1][0] == place:
+                runs[-1] = (place, runs[-1][1] + group.count)
+            else:
+                runs.append((place, group.count))
+        return tuple(places), tuple(runs)
+
+    def _kind_of(self, group: LayerGroup) -> "LayerKind":
+        """A layer of a group as the layer of a model of nothing else."""
+        plain = replace(self, layer_groups=(), num_layers=1, num_mtp_layers=0)
+        if group.projection:
+            bias = self.linear_bias if group.linear_bias is None else group.linear_bias
+            plain = replace(plain, hidden=group.projection[-1], moe=None, mla=None, sliding_window=None)
+            own = replace(group, name="", linear_bias=bias)
+            return LayerKind(kind=BlockKind.PROJECTOR, model=plain, tokens=group.tokens, projector=own)
+        routed = self.moe is not None and group.experts is not False
+        window = self.sliding_window if group.window is None else group.window or None
+        try:
+            plain = replace(
+                plain,
+                **group.changes,
+                sliding_window=window,
+                moe=self.moe if routed else None,
+                mla=self.mla if group.latent is not False else None,
+            )
+        except RecordError as error:
+            raise RecordError(f"group {group.name!r} of the chain: {error}") from None
+        return LayerKind(kind=BlockKind.MOE if routed else BlockKind.DENSE, model=plain, tokens=group.tokens)
+
+    def _refuse_broken_chain(self) -> None:
+        """RecordError where the groups do not follow on one another, or ask for what the model has not."""
+        total = sum(group.count for group in self.layer_groups)
+        if total != self.num_layers:
+            raise RecordError(f"num_layers={self.num_layers}, but the groups of the chain have {total} layers in all")
+        if self.moe is not None and self.moe.num_dense_layers:
+            raise RecordError(
+                f"moe.num_dense_layers={self.moe.num_dense_layers} beside a chain: the chain says which layers have "
+                "experts (experts: false where not); leave it at 0"
+            )
+        width, on_text = self.hidden, True
+        for number, group in enumerate(self.layer_groups):
+            for what, has in (("experts", self.moe), ("latent", self.mla)):
+                if getattr(group, what) and has is None:
+                    raise RecordError(
+                        f"layer_groups[{number}].{what}=true, but the model has no {'moe' if what == 'experts' else 'mla'}"
+                    )
+            own = group.projection[-1] if group.projection else group.hidden or self.hidden
+            if not group.projection and own != width:
+                raise RecordError(
+                    f"layer_groups[{number}] has hidden={own}, and {width} comes in: between unlike widths a projector is needed "
+                    f"(projection: [{width}, {own}])"
+                )
+            if group.tokens is None and not on_text and own != self.hidden:
+                raise RecordError(
+                    f"layer_groups[{number}] is the first of the text's again and is {own} wide: the text joins at hidden={self.hidden}"
+                )
+            width, on_text = own, group.tokens is None
+        if width != self.hidden or not on_text:
+            raise RecordError(
+                f"the chain ends {width} wide on {'the text' if on_text else 'tokens of its own'}: the head needs the text's "
+                f"tokens (no `tokens` in the last group) at hidden={self.hidden}"
+            )
 
     # Parameters --------------------------------------------------------------------------------------------------
 
@@ -231,8 +340,12 @@ class Model:
             return self.hidden * (self.vocab + self.max_positions) + (self.norm_params if self.embedding_norm else 0)
         if kind is BlockKind.HEAD:
             return self.norm_params + (0 if self.tie_embeddings else self.hidden * self.vocab)
+        return self.layer_kind(block).params
+
+    def _layer_params(self, *, routed: bool) -> int:
+        """Parameters of a layer of attention and MLP, or experts."""
         common = self.attention_params + self.norms_per_layer * self.norm_params
-        if kind is BlockKind.DENSE:
+        if not routed:
             return common + self.mlp_params(self.ffn)
         moe = self.moe
         assert moe is not None
@@ -248,32 +361,79 @@ class Model:
         return self.hidden * rows + (self.moe.num_experts if self.moe.router_bias else 0)
 
     @property
+    def layers_of_kinds(self) -> "tuple[tuple[LayerKind, int], ...]":
+        """(kind, layers of it), in the order of `layer_kinds`."""
+        counts: Counter[int] = Counter()
+        for place, count in self.layer_runs:
+            counts[place] += count
+        return tuple((kind, counts[place]) for place, kind in enumerate(self.layer_kinds))
+
+    @property
     def num_params(self) -> int:
         """All parameters, tied weights once, without multi-token-prediction layers."""
-        num_dense = self.num_layers if self.moe is None else self.moe.num_dense_layers
-        layers = num_dense * self.block_params(1) if num_dense else 0
-        if self.num_layers > num_dense:
-            layers += (self.num_layers - num_dense) * self.block_params(self.num_layers)
+        layers = sum(kind.params * count for kind, count in self.layers_of_kinds)
         return self.block_params(0) + layers + self.block_params(self.num_blocks - 1)
 
     @property
     def active_params(self) -> int:
         """Parameters that take part in a token's forward pass, the look-up of the embedding included."""
-        if self.moe is None:
-            return self.num_params
-        idle = (self.moe.num_experts - self.moe.top_k) * self.expert_params
-        return self.num_params - (self.num_layers - self.moe.num_dense_layers) * idle
+        return self.num_params - sum(kind.idle_params * count for kind, count in self.layers_of_kinds)
 
     # FLOPs -------------------------------------------------------------------------------------------------------
 
     def model_flops_per_token(self, seq: int) -> float:
-        """Model FLOPs of a token, forward and backward, without recompute.
+        """Model FLOPs of a token of the text, forward and backward, without recompute.
 
         6 x active parameters (the embedding's look-up out, the head in) + 12·L·seq·width of attention, not halved for
-        causality (the convention of PaLM, appendix B).
+        causality (the convention of PaLM, appendix B). Layers on tokens of their own count as often as a sample has these.
         """
         look_up = self.hidden * (self.vocab + self.max_positions)
         head_of_tied = self.hidden * self.vocab if self.tie_embeddings else 0
-        matmul = self.active_params - look_up + head_of_tied
-        attention = 6 * self.num_layers * seq * (self.query_width + self.value_width)
-        return 6.0 * matmul + attention
+        apart = [(kind, count) for kind, count in self.layers_of_kinds if kind.tokens is not None]
+        elsewhere = sum(kind.active_params * n for kind, n in apart)
+        matmul = self.active_params - look_up + head_of_tied - elsewhere
+        attention = sum(kind.attention_flops(seq) * n for kind, n in self.layers_of_kinds if kind.tokens is None)
+        own = sum(kind.flops(seq) * count * (kind.tokens or 0) / seq for kind, count in apart)
+        return 6.0 * matmul + attention + own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerKind:
+    """One kind of layer of a model, as the layer of a model that has no other."""
+
+    kind: BlockKind
+    """DENSE, MOE or PROJECTOR."""
+    model: Model
+    """The dimensions that hold in it; of a plain model that model itself."""
+    tokens: int | None = None
+    """Tokens of a sample; null = the text's."""
+    projector: LayerGroup | None = None
+    """The projector; null = a layer of attention and MLP."""
+
+    @property
+    def params(self) -> int:
+        """Parameters of one layer."""
+        if self.projector is None:
+            return self.model._layer_params(routed=self.kind is BlockKind.MOE)
+        return self.projector.matrix_params + self.projector.other_params
+
+    @property
+    def idle_params(self) -> int:
+        """Parameters that a token does not see: those of the experts it is not sent to."""
+        moe = self.model.moe
+        return (moe.num_experts - moe.top_k) * self.model.expert_params if self.kind is BlockKind.MOE and moe else 0
+
+    @property
+    def active_params(self) -> int:
+        """The others."""
+        return self.params - self.idle_params
+
+    def attention_flops(self, seq: int) -> int:
+        """FLOPs of attention for one of its tokens, forward and backward, over all of a sample's."""
+        tokens = seq if self.tokens is None else self.tokens
+        return 0 if self.projector else 6 * tokens * (self.model.query_width + self.model.value_width)
+
+    def flops(self, seq: int) -> float:
+        """Model FLOPs of one of its tokens, forward and backward: 6 x active parameters + attention."""
+        matrices = self.active_params if self.projector is None else self.projector.matrix_params
+        return 6.0 * matrices + self.attention_flops(seq)
