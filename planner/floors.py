@@ -20,7 +20,8 @@ Where even the thriftiest kind saves too little, nothing fits.
 """
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -62,7 +63,14 @@ class CellMemory:
     hop_s: FloatArray
     """(n,) least seconds of a hop, one way."""
 
+    def take(self, chosen: IntArray) -> "CellMemory":
+        """What memory asks of some of the cells."""
+        whole = ("layer_counts", "limit_bytes")
+        arrays = {e.name: getattr(self, e.name)[chosen] for e in fields(self) if e.name not in whole}
+        return replace(self, **arrays)
 
+
+@lru_cache(maxsize=4096)
 def vectors_of(pipeline: Pipeline) -> tuple[tuple[tuple[int, ...], ...], ...]:
     """`max_in_flight`, from fewer micro-batches where more change nothing.
 
@@ -125,8 +133,8 @@ def least_loads(cells: CellMemory, below_s: FloatArray, wanted: np.ndarray) -> F
 
 _MOST_NUMBERS = 2_000_000
 """Cells times devices that are looked at together."""
-_HALVINGS = 24
-"""Of the interval in which the least load lies: to 1e-7 of it."""
+_HALVINGS = 12
+"""Of the interval in which the least load lies: to 1/4,000 of it."""
 
 
 def _slices(members: IntArray, pp: int) -> list[IntArray]:

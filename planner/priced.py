@@ -1,4 +1,4 @@
-"""A space with its prices: closed bounds of all cells in one array call, and the columns of any one of them.
+"""A space with its prices: bounds of all cells in array calls (bounds.py), and the columns of any one of them.
 
 The seam between what cells exist (space), what stages cost (cost_models.stage) and the search, which knows numbers only.
 """
@@ -8,10 +8,6 @@ from functools import cached_property
 
 import numpy as np
 
-from cost_models import compute
-from cost_models.calibrations import value, value_or
-from cost_models.collectives import Collective, collective_s
-from cost_models.memory import context_bytes
 from cost_models.problem import Columns, ColumnShape, Problem, column_shape
 from cost_models.records import Layout
 from cost_models.schedules import FloatArray, IntArray, Pipeline
@@ -25,8 +21,8 @@ from cost_models.stage import (
     price_columns,
     usable_bytes,
 )
-from cost_models.step import CellFloors, cell_floors, closed_lower_bound_s, closed_objective_bound_s
-from planner.floors import CellMemory, extra_seconds, layers_of_chunks, least_loads, vectors_of
+from planner.bounds import Bounds
+from planner.floors import vectors_of
 from planner.incumbent import least_objective
 from planner.space import Space
 from planner.stages import (
@@ -70,183 +66,56 @@ class Priced:
         """Numbers of the recompute kinds that may be used, the cheapest first."""
         priced = self.prices.recompute_kinds  # a runtime's further modules have no price yet
         allowed = [priced.index(kind) for kind in self.space.recompute_kinds if kind in priced]
-        return tuple(sorted(allowed, key=lambda kind: float(self._layer_s[..., kind].sum())))
+        return tuple(sorted(allowed, key=lambda kind: float(self._block_s[:, LAYERS, kind].sum())))
 
     @cached_property
     def _block_s(self) -> FloatArray:
         """[cell, kind, recompute] forward and backward, hops out."""
         return np.asarray(self.prices.forward_s + self.prices.backward_s)
 
-    @property
-    def _layer_s(self) -> FloatArray:
-        """[cell, layer kind, recompute]"""
-        return self._block_s[:, LAYERS]
-
-    @property
-    def _layer_counts(self) -> IntArray:
-        return np.array(self.problem.layer_counts)
-
     @cached_property
+    def bounds(self) -> Bounds:
+        """What no plan of a cell beats."""
+        return Bounds(
+            problem=self.problem,
+            cells=self.space.cells,
+            prices=self.prices,
+            kinds=self.kinds,
+            memory_limit_bytes=self.memory_limit_bytes,
+        )
+
+    @property
     def num_micro_batches(self) -> IntArray:
         """(n,) micro-batches of a step."""
-        return self.space.cells.num_micro_batches(self.problem.workload.gbs)
-
-    @cached_property
-    def floors(self) -> CellFloors:
-        """What every plan of each cell costs at least."""
-        cells, prices = self.space.cells, self.prices
-        kinds = list(self.kinds)
-        return cell_floors(
-            num_devices=cells.pp,
-            block_counts=self.problem.block_counts,
-            block_forward_s=prices.forward_s[:, :, kinds].min(axis=-1),
-            block_backward_s=prices.backward_s[:, :, kinds].min(axis=-1),
-            tail_s=self._constant_s,
-        )
+        return self.bounds.num_micro_batches
 
     @property
-    def _constant_s(self) -> float:
-        family = self.problem.cluster.pools[0].kind.device.family
-        return value(self.problem.calibration, "step.constant_s", family, self.problem.runtime.name)
-
-    @cached_property
-    def longest_tails_s(self) -> FloatArray:
-        """(n,) κ at least: the optimizer's time is linear in the parameters, so some device has the mean of it or more."""
-        cells, prices = self.space.cells, self.prices
-        params, counts = prices.memory.params, self.problem.block_counts
-        common, routed = prices.optimizer_parts
-        mean_params = (params.common @ counts / common + params.experts @ counts / routed) / cells.pp
-        update = compute.moved_s(prices.rates, prices.rates.optimizer_bytes, mean_params).total
-        return np.asarray(self._constant_s + update)
-
-    @cached_property
-    def least_totals_s(self) -> FloatArray:
-        """(n,) T: least Σ t of a plan: its blocks, and each hop at the speed of the faster link, forward and backward."""
-        return np.asarray(self.floors.total_s + 2 * (self.space.cells.num_virtual_stages - 1) * self._least_hop_s)
-
-    @cached_property
-    def _least_hop_s(self) -> FloatArray:
-        """(n,) the least that any hop takes; a stage that fills whole fast domains always hops between two."""
-        fabric, stride = self.prices.fabric, self.space.cells.stride("pp")
-        far = np.maximum(fabric.domain_size, stride)
-        near_s, far_s = (
-            collective_s(fabric, Collective.P2P, self.prices.hop_bytes, 2, reach).total for reach in (1, far)
-        )
-        leaves = (stride >= fabric.domain_size) & (fabric.num_gpus > fabric.domain_size)
-        least_s = np.where(leaves, far_s, np.minimum(near_s, far_s))
-        family = self.problem.cluster.pools[0].kind.device.family
-        hidden = value_or(0.0, self.problem.calibration, "overlap.p2p", family, self.problem.runtime.name)
-        return np.where(self.space.cells.pp > 1, (1 - hidden) * least_s, 0.0)
-
-    @cached_property
-    def _end_layers(self) -> tuple[IntArray, IntArray]:
-        """(n, layer kinds) layers on the first and on the last device of equal chunks; 0 for v = 1."""
-        cells, counts = self.space.cells, self._layer_counts
-        first, last = (np.zeros((len(cells), len(counts)), dtype=np.int64) for _ in range(2))
-        shapes, group = np.unique(np.stack([cells.pp, cells.vpp], axis=1), axis=0, return_inverse=True)
-        for number, (pp, vpp) in enumerate(shapes.tolist()):
-            if vpp > 1:
-                members = group.ravel() == number
-                first[members] = layers_of_chunks(counts, pp, vpp, 0).sum(axis=0)
-                last[members] = layers_of_chunks(counts, pp, vpp, pp - 1).sum(axis=0)
-        return first, last
-
-    @cached_property
-    def _first_layers_s(self) -> FloatArray:
-        """(n,) the layers of the first device of equal chunks; 0 for v = 1."""
-        return np.asarray((self._end_layers[0] * self._layer_s[..., list(self.kinds)].min(axis=-1)).sum(axis=1))
-
-    @cached_property
-    def _chunk_loads_s(self) -> FloatArray:
-        """(n,) the fuller of the first and last device of equal chunks: layers, embedding or head, hops; 0 for v = 1."""
-        cells, kinds = self.space.cells, list(self.kinds)
-        block_s = self._block_s[:, :, kinds].min(axis=-1)
-        last_s = (self._end_layers[1] * block_s[:, LAYERS]).sum(axis=1) + block_s[:, HEAD]
-        fuller_s = np.maximum(self._first_layers_s + block_s[:, EMBEDDING], last_s)
-        return np.where(cells.vpp > 1, fuller_s + (2 * cells.vpp - 1) * self._least_hop_s, 0.0)
-
-    @cached_property
     def objective_bounds_s(self) -> FloatArray:
-        """(n,) no plan of the cell has a smaller J: the closed formula, with hops, and with the known ends of equal chunks."""
-        nothing = np.zeros(len(self.space))
-        return self._objective_bound_s(nothing, nothing, nothing)
+        """(n,) no plan of the cell has a smaller J: the closed formula."""
+        return self.bounds.objective_s
 
-    def _objective_bound_s(self, extra_s: FloatArray, extra_first_s: FloatArray, loads_s: FloatArray) -> FloatArray:
-        """(n,) the bound where every plan recomputes for `extra_s` a micro-batch, `extra_first_s` of it on the first device,
-        and has a device with a load of `loads_s`."""
-        cells, floors, num_micro = self.space.cells, self.floors, self.num_micro_batches
-        total_s, chunk_s = self.least_totals_s + extra_s, self._chunk_loads_s
-        first_s = self._first_layers_s + extra_first_s
-        load_s = np.maximum.reduce(
-            [floors.device_load_s, total_s / cells.pp, chunk_s, np.where(cells.vpp > 1, first_s, 0.0), loads_s]
-        )
-        with np.errstate(invalid="ignore"):  # 0 x infinity: one micro-batch that does not fit
-            bound_s = (
-                np.nan_to_num((num_micro - 1 / cells.vpp) * load_s, nan=np.inf)
-                + total_s / cells.vpp
-                + self.longest_tails_s
-            )
-        return np.asarray(np.maximum(bound_s, closed_objective_bound_s(floors, cells.vpp, num_micro)))
-
-    @cached_property
+    @property
     def simulated_bounds_s(self) -> FloatArray:
-        """(n,) no plan of the cell has a smaller R."""
-        cells = self.space.cells
-        return closed_lower_bound_s(self.floors, cells.pp, cells.vpp, self.num_micro_batches)
+        """(n,) no plan of the cell has a smaller R: the closed formula."""
+        return self.bounds.simulated_s
 
-    @cached_property
-    def _memory(self) -> CellMemory:
-        cells, prices, kinds = self.space.cells, self.prices, list(self.kinds)
-        held = prices.memory
-        params, per_param, per_routed = (
-            held.params,
-            *(sum(values.values()) for values in (held.per_param, held.per_expert_param)),
-        )
-        state = params.common * np.asarray(per_param)[:, None] + params.experts * np.asarray(per_routed)[:, None]
-        ends = state[:, EMBEDDING] + state[:, HEAD] + held.logits_working
-        return CellMemory(
-            pp=cells.pp,
-            vpp=cells.vpp,
-            num_micro_batches=self.num_micro_batches,
-            schedule=cells.schedule,
-            layer_counts=self._layer_counts,
-            layer_s=self._layer_s[..., kinds],
-            layer_activation_bytes=prices.activation_bytes[:, LAYERS][..., kinds],
-            layer_state_bytes=state[:, LAYERS],
-            first_state_bytes=state[:, EMBEDDING],
-            other_bytes=ends + held.embedding_activations + held.logits_saved,
-            device_bytes=np.full(len(cells), context_bytes(self.problem)),
-            limit_bytes=self.memory_limit_bytes,
-            end_s=self._block_s[:, [EMBEDDING, HEAD]][..., kinds].min(axis=-1),
-            end_state_bytes=np.stack([state[:, EMBEDDING], state[:, HEAD] + held.logits_working], axis=1),
-            end_activation_bytes=np.stack([held.embedding_activations, held.logits_saved], axis=1),
-            hop_s=self._least_hop_s,
-        )
+    def bounds_below(self, below_s: float, among: IntArray | None = None) -> FloatArray:
+        """Of the cells `among` (all), no plan that fits and has J ≤ `below_s` has a smaller J; infinite where there is none."""
+        return self.bounds.objective_below(below_s, np.arange(len(self.space)) if among is None else among)
 
-    def bounds_below(self, below_s: float) -> FloatArray:
-        """(n,) no plan of the cell that fits and has J ≤ `below_s` has a smaller J; infinite where there is none."""
-        vpp = self.space.cells.vpp
-        repeats = self.num_micro_batches - 1 / vpp
-        with np.errstate(divide="ignore", invalid="ignore"):
-            heaviest_s = (below_s - self.longest_tails_s - self.least_totals_s / vpp) / repeats * (1 + 1e-9)
-            most_layers = np.where(repeats > 0, heaviest_s / self._memory.layer_s.min(axis=(1, 2)), np.inf)
-        most_layers = np.minimum(most_layers, self.problem.model.num_layers)
-        extra = extra_seconds(self._memory, most_layers, self.objective_bounds_s <= below_s)
-        once = np.maximum(self.objective_bounds_s, self._objective_bound_s(*extra, np.zeros(len(self.space))))
-        loads_s = least_loads(self._memory, np.where(repeats > 0, heaviest_s, np.inf), once <= below_s)
-        return np.maximum(once, self._objective_bound_s(*extra, loads_s))
+    def simulated_bounds_below(self, below_s: float, among: IntArray) -> FloatArray:
+        """Of the cells `among`, no plan that fits and has R ≤ `below_s` has a smaller R; infinite where there is none."""
+        return self.bounds.simulated_below(below_s, among)
 
-    @cached_property
+    @property
     def memory_floors_bytes(self) -> FloatArray:
         """(n,) what the mean device of each cell holds at least, with the thriftiest recompute."""
-        memory = self._memory
-        layers = (memory.layer_state_bytes + memory.layer_activation_bytes.min(axis=2)) @ memory.layer_counts
-        return np.asarray((layers + memory.other_bytes) / memory.pp + memory.device_bytes)
+        return self.bounds.memory_floors_bytes
 
     @property
     def thriftiest_kind(self) -> str:
         """The kind of recompute that keeps least."""
-        kept = self._layer_counts @ self.prices.activation_bytes[:, LAYERS].sum(axis=0)
+        kept = np.array(self.problem.layer_counts) @ self.prices.activation_bytes[:, LAYERS].sum(axis=0)
         return min(self.space.recompute_kinds, key=lambda kind: float(kept[self.prices.recompute_kinds.index(kind)]))
 
     @property
@@ -263,7 +132,7 @@ class Priced:
     def cell(self, index: int, below_s: float) -> CellProblem:
         """The cell with every column of a plan with J ≤ `below_s` that fits and that no other column makes needless."""
         cells = self.space.cells
-        total_s, tail_s = float(self.least_totals_s[index]), float(self.longest_tails_s[index])
+        total_s, tail_s = float(self.bounds.least_totals_s[index]), float(self.bounds.longest_tails_s[index])
         most = heaviest_below(below_s - tail_s, total_s, int(self.num_micro_batches[index]), int(cells.vpp[index]))
         return self._cell(index, most)
 
@@ -310,7 +179,7 @@ class Priced:
             in_flight=vectors_of(pipeline),
             memory_limit_bytes=self.memory_limit_bytes,
             bound_s=float(self.objective_bounds_s[index]),
-            least_total_s=float(self.least_totals_s[index]),
+            least_total_s=float(self.bounds.least_totals_s[index]),
             heaviest_s=heaviest,
         )
         spans = self._spans(index, heaviest)

@@ -35,6 +35,12 @@ AGREEMENT = 1e-6
 """Relative difference of J beyond which search and ILP disagree."""
 _REFINE_BELOW = 0.92
 """Closed bounds on R below this share of S are worth their exact value."""
+_EXACT = 2
+"""Twice refined: nothing better is known of the cell."""
+_REFINED_ENOUGH = 1.02
+"""A bound that was refined below so many times today's limit is not refined again."""
+_FIRST_REFINED, _MOST_REFINED = 16, 512
+"""Cells whose bounds are refined in one array call: before the first plan is known, and then."""
 SLACKS = (1.02, 1.15, 1.6, 3.0, np.inf)
 """Multiples of its bound below which a cell's best plan is looked for first: few columns, and usually enough."""
 
@@ -52,8 +58,12 @@ class PricedSpace(Protocol):
         """(n,) no plan of the cell has a smaller R."""
         ...
 
-    def bounds_below(self, below_s: float) -> FloatArray:
-        """(n,) tighter: no plan of the cell with J ≤ `below_s` has a smaller J; infinite where there is none."""
+    def bounds_below(self, below_s: float, among: IntArray) -> FloatArray:
+        """Tighter, of some cells: no plan with J ≤ `below_s` has a smaller J; infinite where there is none."""
+        ...
+
+    def simulated_bounds_below(self, below_s: float, among: IntArray) -> FloatArray:
+        """Tighter, of some cells: no plan with R ≤ `below_s` has a smaller R; infinite where there is none."""
         ...
 
     @property
@@ -148,37 +158,63 @@ class _Search:
     best_of_family: dict[int, float] = field(default_factory=dict)
     incumbent_s: float = np.inf
     bounds_s: FloatArray = field(default_factory=lambda: np.empty(0))
-    """(n,) no plan of a cell with J ≤ (1+δ) x the incumbent has a smaller J."""
+    """(n,) no plan of a cell with J ≤ the limit it was refined at has a smaller J."""
     unopened_bound_s: float = np.inf
     """Least bound of the cells that the time limit left closed."""
 
     def left_s(self) -> float:
         return self.deadline - time.monotonic()
 
+    def limit_s(self) -> float:
+        """What J of a cell may be that is worth opening: within δ, and among the families that are simulated."""
+        best = heapq.nsmallest(MOST_SIMULATED, self.best_of_family.values())
+        last_s = best[-1] if len(best) == MOST_SIMULATED else np.inf
+        return min((1 + self.delta) * self.incumbent_s, last_s)
+
     def open_cells(self) -> None:
-        """Opens cells in the order of their bounds until none can be within δ of the incumbent."""
-        self.bounds_s = self.space.bounds_below(np.inf)
-        waiting = np.flatnonzero(np.isfinite(self.bounds_s))
+        """Opens cells in the order of their bounds until none can be worth it; bounds are refined on the way, many at a time."""
+        self.bounds_s = self.space.objective_bounds_s.copy()
+        refined_at_s = np.full(len(self.bounds_s), np.nan)
         families = self.space.families
-        while len(waiting):
-            waiting = waiting[np.argsort(self.bounds_s[waiting], kind="stable")]
-            known_s = self.incumbent_s
-            opened = 0
-            for index in waiting.tolist():
-                opened += 1
-                limit_s = min((1 + self.delta) * known_s, self.best_of_family.get(int(families[index]), np.inf))
-                if self.bounds_s[index] > (1 + self.delta) * known_s:
-                    return
-                if self.left_s() <= 0:
-                    self.unopened_bound_s = float(self.bounds_s[index])
-                    return
-                if self.bounds_s[index] < limit_s:
-                    self.look(index, limit_s)
-                if self.incumbent_s < known_s:
-                    # a better plan makes tighter bounds
-                    self.bounds_s = self.space.bounds_below((1 + self.delta) * self.incumbent_s)
-                    break
-            waiting = waiting[opened:]
+        heap = [(bound_s, index) for index, bound_s in enumerate(self.bounds_s.tolist()) if np.isfinite(bound_s)]
+        heapq.heapify(heap)
+        while heap:
+            bound_s, index = heap[0]
+            limit_s = self.limit_s()
+            if bound_s > limit_s:
+                return
+            if self.left_s() <= 0:
+                self.unopened_bound_s = bound_s
+                return
+            if not refined_at_s[index] <= limit_s * _REFINED_ENOUGH:  # or never: nan
+                self._refine(heap, refined_at_s, limit_s)
+                continue
+            heapq.heappop(heap)
+            if bound_s < self.best_of_family.get(int(families[index]), np.inf):
+                self.look(index, min(limit_s, self.best_of_family.get(int(families[index]), np.inf)))
+
+    def _refine(self, heap: list[tuple[float, int]], refined_at_s: FloatArray, limit_s: float) -> None:
+        """Tighter bounds for the cells of least bound; those that turn out to have no plan below the limit leave the heap."""
+        batch: list[int] = []
+        again: list[tuple[float, int]] = []
+        # before any plan is known: few first, and more each time that none of them had one
+        most = (
+            min(max(_FIRST_REFINED, int((~np.isnan(refined_at_s)).sum())), _MOST_REFINED)
+            if np.isinf(limit_s)
+            else _MOST_REFINED
+        )
+        while heap and len(batch) < most and heap[0][0] <= limit_s:
+            entry = heapq.heappop(heap)
+            if refined_at_s[entry[1]] <= limit_s * _REFINED_ENOUGH:
+                again.append(entry)
+            else:
+                batch.append(entry[1])
+        among = np.array(batch)
+        self.bounds_s[among] = np.maximum(self.bounds_s[among], self.space.bounds_below(limit_s, among))
+        refined_at_s[among] = limit_s
+        for entry in (*again, *zip(self.bounds_s[among].tolist(), batch, strict=True)):
+            if np.isfinite(entry[0]):
+                heapq.heappush(heap, entry)
 
     def look(self, index: int, limit_s: float) -> CellOptimum | None:
         """The best plan of a cell if its J is at most `limit_s`; without a limit, with few columns first."""
@@ -260,21 +296,29 @@ class _Search:
         return list(near.values())[:MOST_SIMULATED]
 
     def least_bound(self, simulated_s: float) -> tuple[float, int]:
-        """min R over all cells, or a bound below it, and the cell that sets it; never above `simulated_s`."""
-        bounds = self.space.simulated_bounds_s
-        possible = np.flatnonzero(np.isfinite(self.space.bounds_below(np.inf)))
-        heap = [(float(bounds[index]), index, False) for index in possible.tolist()]
+        """min R over all cells, or a bound below it, and the cell that sets it; never above `simulated_s`.
+
+        Bounds below 0.92 S are refined: first with memory, many at a time, then (v = 1) to the least R of the cell.
+        """
+        bounds, worth_s = self.space.simulated_bounds_s, _REFINE_BELOW * simulated_s
+        heap = [(bound_s, index, 0) for index, bound_s in enumerate(bounds.tolist()) if np.isfinite(bound_s)]
         heapq.heapify(heap)
         while True:
-            bound_s, index, exact = heap[0]
-            if not exact and index not in self.opened and self.left_s() > 0 and not self.space.fits(index):
-                heapq.heappop(heap)
-                continue
-            worth = bound_s < _REFINE_BELOW * simulated_s and self.space.layout(index).vpp == 1 and self.left_s() > 0
-            if exact or not worth:
+            bound_s, index, refined = heap[0]
+            if bound_s >= worth_s or refined == _EXACT or self.left_s() <= 0:
                 return min(bound_s, simulated_s), index
-            cell = self.space.cell_for_bound(index, simulated_s)
-            heapq.heapreplace(heap, (max(bound_s, least_lower_bound_s(cell, simulated_s)), index, True))
+            if refined == 0:
+                among = []
+                while heap and len(among) < _MOST_REFINED and heap[0][0] < worth_s and heap[0][2] == 0:
+                    among.append(heapq.heappop(heap)[1])
+                tighter = self.space.simulated_bounds_below(simulated_s, np.array(among))
+                for one, tight_s in zip(among, tighter.tolist(), strict=True):
+                    heapq.heappush(heap, (max(float(bounds[one]), min(tight_s, simulated_s)), one, 1))
+            elif self.space.layout(index).vpp > 1:
+                heapq.heapreplace(heap, (bound_s, index, _EXACT))
+            else:
+                cell = self.space.cell_for_bound(index, simulated_s)
+                heapq.heapreplace(heap, (max(bound_s, least_lower_bound_s(cell, simulated_s)), index, _EXACT))
 
 
 def candidate(cell: CellProblem, picks: IntArray, objective_s: float) -> Candidate:
@@ -349,7 +393,7 @@ def search(
 
 
 def _verdicts(state: _Search, chosen: Candidate, objective_s: float) -> tuple[CellVerdict, ...]:
-    simulated, limit_s = state.space.simulated_bounds_s.tolist(), (1 + state.delta) * objective_s
+    simulated, limit_s = state.space.simulated_bounds_s.tolist(), state.limit_s()
     # the tighter bounds hold below the limit; above it they say no more than that
     bounds_s = np.maximum(state.space.objective_bounds_s, np.minimum(state.bounds_s, limit_s)).tolist()
     return tuple(
@@ -358,27 +402,31 @@ def _verdicts(state: _Search, chosen: Candidate, objective_s: float) -> tuple[Ce
             bound_s=bounds_s[index],
             simulated_bound_s=simulated[index],
             objective_s=state.optima[index].objective_s if index in state.optima else None,
-            reason=_reason(state, index, chosen, objective_s),
+            reason=_reason(state, index, chosen, objective_s, limit_s),
         )
         for index in range(len(bounds_s))
     )
 
 
-def _reason(state: _Search, index: int, chosen: Candidate, objective_s: float) -> str:
+def _reason(state: _Search, index: int, chosen: Candidate, objective_s: float, limit_s: float) -> str:
     if index == chosen.cell.index:
         return "chosen"
     if index in state.optima:
         over = state.optima[index].objective_s / objective_s - 1
         within = (
-            "within δ, solved and simulated, or another option of its cell was" if over <= state.delta else "slower"
+            "within δ, solved and simulated, or another option of its cell was, or 20 better cells were"
+            if over <= state.delta
+            else "slower"
         )
         return f"best J is {over:.1%} above J*: {within}"
-    bound_s, limit_s = float(state.bounds_s[index]), (1 + state.delta) * objective_s
+    bound_s = float(state.bounds_s[index])
     if index in state.looked_below or np.isinf(bound_s):
         below_s = state.looked_below.get(index, limit_s)
         return "no plan fits" if np.isinf(below_s) else f"no plan that fits has J ≤ {below_s:.6g} s"
     if bound_s > limit_s:
-        return f"bound is {bound_s / objective_s - 1:.1%} above J*"
+        over = bound_s / objective_s - 1
+        better = "" if over > state.delta else f", and {MOST_SIMULATED} better cells are simulated"
+        return f"bound is {over:.1%} above J*{better}"
     if bound_s >= state.unopened_bound_s:
         return "not opened: the time ended"
     return "bound is no better than the best J of another option of the cell"

@@ -144,8 +144,11 @@ class MadeUpSpace:
         most = heaviest_below(below_s, cell.least_total_s, cell.num_micro_batches, cell.layout.vpp)
         return replace(cell, columns=cell.columns.take(cell.columns.load_s <= most), heaviest_s=most)
 
-    def bounds_below(self, below_s: float) -> np.ndarray:
-        return self.objective_bounds_s
+    def bounds_below(self, below_s: float, among: np.ndarray) -> np.ndarray:
+        return self.objective_bounds_s[among]
+
+    def simulated_bounds_below(self, below_s: float, among: np.ndarray) -> np.ndarray:
+        return self.simulated_bounds_s[among]
 
     def fits(self, index: int) -> bool:
         return True

@@ -1,0 +1,253 @@
+"""What no plan of a cell beats: bounds on J and on R for many cells in one array call.
+
+The closed formulas know time alone. Below a limit they get tighter: what fits into memory must recompute, and some device
+must carry a load (floors.py). Those take longer, so the search asks for them where a cell is about to be opened.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from cost_models import compute
+from cost_models.calibrations import value, value_or
+from cost_models.collectives import Collective, collective_s
+from cost_models.memory import context_bytes
+from cost_models.problem import Cells, Problem
+from cost_models.schedules import FloatArray, IntArray
+from cost_models.stage import EMBEDDING, HEAD, LAYERS, BlockPrices
+from cost_models.step import CellFloors, cell_floors, closed_lower_bound_s, closed_objective_bound_s
+from planner.floors import CellMemory, extra_seconds, layers_of_chunks, least_loads
+
+_ROUNDING = 1e-9
+"""Share by which a limit is raised before it is turned into a load, so that rounding closes nothing."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Bounds:
+    """Bounds of the cells of a space."""
+
+    problem: Problem
+    cells: Cells
+    prices: BlockPrices
+    kinds: tuple[int, ...]
+    """Numbers of the recompute kinds that may be used."""
+    memory_limit_bytes: float
+    """What the expected bytes of a device may be."""
+
+    # --- time alone -------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _least_block_s(self) -> FloatArray:
+        """[cell, kind] forward and backward under the fastest recompute, hops out."""
+        return np.asarray(self._block_s.min(axis=-1))
+
+    @cached_property
+    def _block_s(self) -> FloatArray:
+        """[cell, kind, recompute that may be used] forward and backward, hops out."""
+        return np.asarray((self.prices.forward_s + self.prices.backward_s)[..., list(self.kinds)])
+
+    @property
+    def _layer_counts(self) -> IntArray:
+        return np.array(self.problem.layer_counts)
+
+    @cached_property
+    def num_micro_batches(self) -> IntArray:
+        """(n,) micro-batches of a step."""
+        return self.cells.num_micro_batches(self.problem.workload.gbs)
+
+    @cached_property
+    def floors(self) -> CellFloors:
+        """What every plan of each cell costs at least."""
+        cells, prices = self.cells, self.prices
+        kinds = list(self.kinds)
+        return cell_floors(
+            num_devices=cells.pp,
+            block_counts=self.problem.block_counts,
+            block_forward_s=prices.forward_s[:, :, kinds].min(axis=-1),
+            block_backward_s=prices.backward_s[:, :, kinds].min(axis=-1),
+            tail_s=np.full(len(cells), self._constant_s),
+        )
+
+    @property
+    def _constant_s(self) -> float:
+        family = self.problem.cluster.pools[0].kind.device.family
+        return value(self.problem.calibration, "step.constant_s", family, self.problem.runtime.name)
+
+    @cached_property
+    def longest_tails_s(self) -> FloatArray:
+        """(n,) κ at least: the optimizer's time is linear in the parameters, so some device has the mean of it or more."""
+        cells, prices = self.cells, self.prices
+        params, counts = prices.memory.params, self.problem.block_counts
+        common, routed = prices.optimizer_parts
+        mean_params = (params.common @ counts / common + params.experts @ counts / routed) / cells.pp
+        update = compute.moved_s(prices.rates, prices.rates.optimizer_bytes, mean_params).total
+        return np.asarray(self._constant_s + update)
+
+    @cached_property
+    def least_totals_s(self) -> FloatArray:
+        """(n,) T: least Σ t of a plan: its blocks, and each hop at the speed of the faster link, forward and backward."""
+        return np.asarray(self.floors.total_s + 2 * (self.cells.num_virtual_stages - 1) * self._least_hop_s)
+
+    @cached_property
+    def _least_hop_s(self) -> FloatArray:
+        """(n,) the least that any hop takes; a stage that fills whole fast domains always hops between two."""
+        fabric, stride = self.prices.fabric, self.cells.stride("pp")
+        far = np.maximum(fabric.domain_size, stride)
+        near_s, far_s = (
+            collective_s(fabric, Collective.P2P, self.prices.hop_bytes, 2, reach).total for reach in (1, far)
+        )
+        leaves = (stride >= fabric.domain_size) & (fabric.num_gpus > fabric.domain_size)
+        least_s = np.where(leaves, far_s, np.minimum(near_s, far_s))
+        family = self.problem.cluster.pools[0].kind.device.family
+        hidden = value_or(0.0, self.problem.calibration, "overlap.p2p", family, self.problem.runtime.name)
+        return np.where(self.cells.pp > 1, (1 - hidden) * least_s, 0.0)
+
+    @cached_property
+    def _end_layers(self) -> tuple[IntArray, IntArray]:
+        """(n, layer kinds) layers on the first and on the last device of equal chunks; 0 for v = 1."""
+        cells, counts = self.cells, self._layer_counts
+        first, last = (np.zeros((len(cells), len(counts)), dtype=np.int64) for _ in range(2))
+        shapes, group = np.unique(np.stack([cells.pp, cells.vpp], axis=1), axis=0, return_inverse=True)
+        for number, (pp, vpp) in enumerate(shapes.tolist()):
+            if vpp > 1:
+                members = group.ravel() == number
+                first[members] = layers_of_chunks(counts, pp, vpp, 0).sum(axis=0)
+                last[members] = layers_of_chunks(counts, pp, vpp, pp - 1).sum(axis=0)
+        return first, last
+
+    @cached_property
+    def _first_layers_s(self) -> FloatArray:
+        """(n,) the layers of the first device of equal chunks; 0 for v = 1."""
+        return np.asarray((self._end_layers[0] * self._least_block_s[:, LAYERS]).sum(axis=1))
+
+    @cached_property
+    def _chunk_loads_s(self) -> FloatArray:
+        """(n,) the fuller of the first and last device of equal chunks, hops out: layers, embedding or head; 0 for v = 1."""
+        last_s = (self._end_layers[1] * self._least_block_s[:, LAYERS]).sum(axis=1) + self._least_block_s[:, HEAD]
+        fuller_s = np.maximum(self._first_layers_s + self._least_block_s[:, EMBEDDING], last_s)
+        return np.where(self.cells.vpp > 1, fuller_s, 0.0)
+
+    @cached_property
+    def objective_s(self) -> FloatArray:
+        """(n,) no plan of the cell has a smaller J: the closed formula, with hops, and with the known ends of equal chunks."""
+        every = np.arange(len(self.cells))
+        return self._objective(every, *(np.zeros(len(every)) for _ in range(3)))
+
+    def _objective(
+        self, among: IntArray, extra_s: FloatArray, extra_first_s: FloatArray, loads_s: FloatArray
+    ) -> FloatArray:
+        """The bound where every plan recomputes for `extra_s` a micro-batch, `extra_first_s` of it on the first device,
+        and has a device with a load of `loads_s`."""
+        vpp, num_micro = self.cells.vpp[among], self.num_micro_batches[among]
+        total_s = self.least_totals_s[among] + extra_s
+        hops_s = np.where(vpp > 1, (2 * vpp - 1) * self._least_hop_s[among], 0.0)
+        load_s = np.maximum.reduce(
+            [
+                self.floors.device_load_s[among],
+                total_s / self.cells.pp[among],
+                self._chunk_loads_s[among] + hops_s,
+                np.where(vpp > 1, self._first_layers_s[among] + extra_first_s, 0.0),
+                loads_s,
+            ]
+        )
+        with np.errstate(invalid="ignore"):  # 0 x infinity: one micro-batch that does not fit
+            bound_s = (
+                np.nan_to_num((num_micro - 1 / vpp) * load_s, nan=np.inf) + total_s / vpp + self.longest_tails_s[among]
+            )
+        return np.asarray(np.maximum(bound_s, closed_objective_bound_s(_of(self.floors, among), vpp, num_micro)))
+
+    @cached_property
+    def simulated_s(self) -> FloatArray:
+        """(n,) no plan of the cell has a smaller R: the closed formula."""
+        every = np.arange(len(self.cells))
+        return self._simulated(every, *(np.zeros(len(every)) for _ in range(3)))
+
+    def _simulated(
+        self, among: IntArray, extra_s: FloatArray, extra_first_s: FloatArray, loads_s: FloatArray
+    ) -> FloatArray:
+        """As `_objective`, on R: hops out."""
+        floors, vpp = _of(self.floors, among), self.cells.vpp[among]
+        first_s = np.where(vpp > 1, self._first_layers_s[among] + extra_first_s, 0.0)
+        load_s = np.maximum.reduce([floors.device_load_s, self._chunk_loads_s[among], first_s, loads_s])
+        raised = replace(floors, total_s=floors.total_s + extra_s, device_load_s=load_s)
+        return closed_lower_bound_s(raised, self.cells.pp[among], vpp, self.num_micro_batches[among])
+
+    # --- with memory ------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _memory(self) -> CellMemory:
+        cells, prices, kinds = self.cells, self.prices, list(self.kinds)
+        held = prices.memory
+        params, per_param, per_routed = (
+            held.params,
+            *(sum(values.values()) for values in (held.per_param, held.per_expert_param)),
+        )
+        state = params.common * np.asarray(per_param)[:, None] + params.experts * np.asarray(per_routed)[:, None]
+        ends = state[:, EMBEDDING] + state[:, HEAD] + held.logits_working
+        return CellMemory(
+            pp=cells.pp,
+            vpp=cells.vpp,
+            num_micro_batches=self.num_micro_batches,
+            schedule=cells.schedule,
+            layer_counts=self._layer_counts,
+            layer_s=self._block_s[:, LAYERS],
+            layer_activation_bytes=prices.activation_bytes[:, LAYERS][..., kinds],
+            layer_state_bytes=state[:, LAYERS],
+            first_state_bytes=state[:, EMBEDDING],
+            other_bytes=ends + held.embedding_activations + held.logits_saved,
+            device_bytes=np.full(len(cells), context_bytes(self.problem)),
+            limit_bytes=self.memory_limit_bytes,
+            end_s=self._least_block_s[:, [EMBEDDING, HEAD]],
+            end_state_bytes=np.stack([state[:, EMBEDDING], state[:, HEAD] + held.logits_working], axis=1),
+            end_activation_bytes=np.stack([held.embedding_activations, held.logits_saved], axis=1),
+            hop_s=self._least_hop_s,
+        )
+
+    @cached_property
+    def memory_floors_bytes(self) -> FloatArray:
+        """(n,) what the mean device of each cell holds at least, with the thriftiest recompute."""
+        memory = self._memory
+        layers = (memory.layer_state_bytes + memory.layer_activation_bytes.min(axis=2)) @ memory.layer_counts
+        return np.asarray((layers + memory.other_bytes) / memory.pp + memory.device_bytes)
+
+    def objective_below(self, below_s: float, among: IntArray) -> FloatArray:
+        """Of the cells `among`: no plan that fits and has J ≤ `below_s` has a smaller J; infinite where there is none."""
+        vpp = self.cells.vpp[among]
+        repeats = self.num_micro_batches[among] - 1 / vpp
+        with np.errstate(divide="ignore", invalid="ignore"):
+            over_s = below_s - self.longest_tails_s[among] - self.least_totals_s[among] / vpp
+            heaviest_s = np.where(repeats > 0, over_s / repeats * (1 + _ROUNDING), np.inf)
+        closed_s, memory = self.objective_s[among], self._memory.take(among)
+        extra = extra_seconds(memory, self._most_layers(memory, heaviest_s), closed_s <= below_s)
+        nothing = np.zeros(len(among))
+        once_s = np.maximum(closed_s, self._objective(among, *extra, nothing))
+        loads_s = least_loads(memory, heaviest_s, once_s <= below_s)
+        return np.maximum(once_s, self._objective(among, *extra, loads_s))
+
+    def simulated_below(self, below_s: float, among: IntArray) -> FloatArray:
+        """Of the cells `among`: no plan that fits and has R ≤ `below_s` has a smaller R; infinite where there is none."""
+        closed_s = self.simulated_s[among]
+        memory = replace(self._memory.take(among), hop_s=np.zeros(len(among)))
+        # R is at least m times the load of each device, and its tail
+        heaviest_s = (below_s - self._constant_s) / self.num_micro_batches[among] * (1 + _ROUNDING)
+        extra = extra_seconds(memory, self._most_layers(memory, heaviest_s), closed_s <= below_s)
+        once_s = np.maximum(closed_s, self._simulated(among, *extra, np.zeros(len(among))))
+        loads_s = least_loads(memory, heaviest_s, once_s <= below_s)
+        return np.maximum(once_s, self._simulated(among, *extra, loads_s))
+
+    def _most_layers(self, memory: CellMemory, heaviest_s: FloatArray) -> FloatArray:
+        """(n,) layers that a device may hold under this load."""
+        most = np.nan_to_num(heaviest_s / memory.layer_s.min(axis=(1, 2)), nan=np.inf, posinf=np.inf)
+        return np.minimum(most, self.problem.model.num_layers)
+
+
+def _of(floors: CellFloors, among: IntArray) -> CellFloors:
+    """The floors of some cells."""
+    return CellFloors(
+        total_s=floors.total_s[among],
+        device_load_s=floors.device_load_s[among],
+        block_s=floors.block_s[among],
+        block_forward_s=floors.block_forward_s[among],
+        tail_s=floors.tail_s[among],
+    )
