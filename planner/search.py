@@ -24,6 +24,7 @@ from planner.errors import InfeasibleError, InternalError, TimeLimitError
 from planner.exhaustive import flaw
 from planner.formulation.choice import formulate
 from planner.incumbent import CellOptimum, least_lower_bound_s, least_objective
+from planner.reduction import needed_columns
 from planner.solver import Infeasible, Optimal, SolverName, TimedOut, available_solvers, solve
 from planner.stages import CellProblem
 
@@ -252,7 +253,9 @@ class _Search:
         cells, picks = {}, np.empty(0, dtype=np.intp)
         for index in indices:
             if self.opened[index].bound_s <= below_s:
-                cells[index], kept = self.opened[index].narrowed(below_s)
+                cell, kept = self.opened[index], needed_columns(self.opened[index], below_s)
+                if len(kept):
+                    cells[index] = cell.with_columns(cell.columns.take(kept))
                 if index == start:
                     picks = np.searchsorted(kept, self.optima[index].picks)
         problem = formulate(list(cells.values()), unit_s=objective_s)

@@ -137,12 +137,6 @@ class CellProblem:
         """The same cell with other columns."""
         return replace(self, columns=columns)
 
-    def narrowed(self, below_s: float) -> tuple["CellProblem", IntArray]:
-        """The cell without the columns that no plan with J ≤ `below_s` can have, and the numbers of those kept."""
-        heaviest = heaviest_below(below_s, self.least_total_s, self.num_micro_batches, self.layout.vpp)
-        kept = np.flatnonzero(self.columns.load_s <= heaviest)
-        return replace(self, columns=self.columns.take(kept), heaviest_s=min(heaviest, self.heaviest_s)), kept
-
     def times(self, picks: Sequence[int] | IntArray, *, played: bool = True) -> StageTimes:
         """The pieces of a step under these picks, as the simulation plays them and R reads them, or as J counts them."""
         chosen = np.asarray(picks)

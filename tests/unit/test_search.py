@@ -4,10 +4,11 @@ import dataclasses
 
 import numpy as np
 import pytest
-from random_cells import MadeUpSpace, random_space
+from random_cells import MadeUpSpace, random_cell, random_space, without_misfits
 
 from planner.errors import InfeasibleError, InternalError, TimeLimitError
 from planner.exhaustive import best_plan, lower_bound_of, objective_of, plans
+from planner.reduction import needed_columns
 from planner.search import DELTA, search
 from planner.solver import SolverName
 
@@ -139,3 +140,18 @@ def test_a_time_limit_is_never_called_optimal(monkeypatch: pytest.MonkeyPatch) -
     assert choice.status == "feasible"
     assert choice.bound_s < choice.objective_s
     assert choice.bound_s <= best.objective_s
+
+
+def test_the_columns_of_every_plan_below_a_limit_are_kept() -> None:
+    dropped = 0
+    for seed in range(150):
+        cell = without_misfits(random_cell(seed))
+        values = sorted(objective_of(cell, picks) for picks in plans(cell))
+        if not values:
+            continue
+        for limit_s in (values[0], values[len(values) // 10], values[len(values) // 2]):
+            kept = set(needed_columns(cell, limit_s).tolist())
+            used = {pick for picks in plans(cell) if objective_of(cell, picks) <= limit_s for pick in picks}
+            assert used <= kept
+            dropped += len(cell.columns) - len(kept)
+    assert dropped > 1000
