@@ -1,5 +1,6 @@
 """From a problem to the choice: space, prices, search; beside it today's layout and the handbook's."""
 
+import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
@@ -8,14 +9,16 @@ import numpy as np
 from cost_models.problem import Problem
 from cost_models.records import Layout, RecordError, Schedule, Stage
 from cost_models.records.layout import STAGES
+from planner.changes import Question
+from planner.decisions import layout_of, stages_of
 from planner.errors import InfeasibleError, InputError
 from planner.feasible import space_of
 from planner.incumbent import least_objective
-from planner.infeasible import nothing_fits
+from planner.infeasible import nothing_fits, nothing_legal
 from planner.priced import Priced
 from planner.readers.pins import Pins
 from planner.search import DELTA, SLACKS, Candidate, Choice, candidate, search
-from planner.solver import SolverName
+from planner.solver import SolverName, preferred_solver
 from planner.space import SCHEDULES, enumerate_cells
 
 _ZERO_OF_HANDBOOK = (1, 0, 2, 3)
@@ -48,30 +51,6 @@ class Answer:
         return layout_of(of, self.problem.recompute_kinds)
 
 
-def stages_of(plan: Candidate, recompute_kinds: tuple[str, ...]) -> tuple[Stage, ...]:
-    """The virtual stages of a plan as records; kinds that no layer has are left out."""
-    columns, pp = plan.cell.columns, plan.cell.layout.pp
-    stages = []
-    for virtual, pick in enumerate(plan.picks.tolist()):
-        counts = zip(recompute_kinds, columns.recompute_counts[pick].tolist(), strict=True)
-        stages.append(
-            Stage(
-                virtual=virtual,
-                device=virtual % pp,
-                blocks=(int(columns.first[pick]), int(columns.last[pick])),
-                recompute={kind: count for kind, count in counts if count},
-            )
-        )
-    return tuple(stages)
-
-
-def layout_of(plan: Candidate, recompute_kinds: tuple[str, ...]) -> Layout:
-    """The layout of a plan: its recompute where all layers agree, else `stages`."""
-    used = plan.cell.columns.recompute_counts[plan.picks].sum(axis=0)
-    kinds = [kind for kind, count in zip(recompute_kinds, used.tolist(), strict=True) if count]
-    return replace(plan.cell.layout, recompute=kinds[0] if len(kinds) == 1 else STAGES)
-
-
 def choose(
     problem: Problem,
     *,
@@ -87,8 +66,12 @@ def choose(
     A `current` layout that fits and breaks no pin is always a candidate. InfeasibleError, with the smallest changes that
     would do, where nothing fits; TimeLimitError where the time ended before the first plan.
     """
-    pins = pins or Pins()
-    space = space_of(problem, pins, worlds)
+    pins, begun = pins or Pins(), time.monotonic()
+    solver, question = solver or preferred_solver(), Question.of(problem, pins, worlds)
+    try:
+        space = space_of(problem, pins, worlds)
+    except InfeasibleError as error:
+        raise nothing_legal(question, error, time_limit_s) from None
     today, note = _current(problem, current)
     always = [today] if today is not None and current is not None and pins.allows(current) else []
     for at_risk in (False, True):
@@ -109,7 +92,8 @@ def choose(
             current=today,
             current_note=note,
         )
-    raise nothing_fits(problem, pins, worlds, priced)
+    left_s = None if time_limit_s is None else time_limit_s - (time.monotonic() - begun)
+    raise nothing_fits(question, priced, left_s)
 
 
 def best_plan(priced: Priced, index: int) -> Candidate | None:

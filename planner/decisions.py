@@ -1,5 +1,6 @@
 """From what the search picked, or from a layout's text, to the decision that an executor reads."""
 
+from dataclasses import replace
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -9,14 +10,38 @@ from cost_models.law_terms import divisors
 from cost_models.laws import breaches
 from cost_models.problem import RANK_ORDER, Cells, Problem
 from cost_models.records import Binding, CollectiveChoice, Decision, Layout, Ranks, Severity, Stage
+from cost_models.records.layout import STAGES
 from cost_models.schedules import devices_of_stages
-from planner.choose import layout_of, stages_of
 from planner.errors import InputError
 from planner.incumbent import least_objective
 from planner.predict import simulated
 from planner.priced import Priced
 from planner.search import Candidate, simulated_s
 from planner.space import SCHEDULES, Space
+
+
+def stages_of(plan: Candidate, recompute_kinds: tuple[str, ...]) -> tuple[Stage, ...]:
+    """The virtual stages of a plan as records; kinds that no layer has are left out."""
+    columns, pp = plan.cell.columns, plan.cell.layout.pp
+    stages = []
+    for virtual, pick in enumerate(plan.picks.tolist()):
+        counts = zip(recompute_kinds, columns.recompute_counts[pick].tolist(), strict=True)
+        stages.append(
+            Stage(
+                virtual=virtual,
+                device=virtual % pp,
+                blocks=(int(columns.first[pick]), int(columns.last[pick])),
+                recompute={kind: count for kind, count in counts if count},
+            )
+        )
+    return tuple(stages)
+
+
+def layout_of(plan: Candidate, recompute_kinds: tuple[str, ...]) -> Layout:
+    """The layout of a plan: its recompute where all layers agree, else `stages`."""
+    used = plan.cell.columns.recompute_counts[plan.picks].sum(axis=0)
+    kinds = [kind for kind, count in zip(recompute_kinds, used.tolist(), strict=True) if count]
+    return replace(plan.cell.layout, recompute=kinds[0] if len(kinds) == 1 else STAGES)
 
 
 def decision_of(problem: Problem, plan: Candidate) -> Decision:

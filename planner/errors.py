@@ -10,7 +10,8 @@ MeshwrightError                 everything below; carries `exit_code`
 Bad values inside records are `cost_models.records.RecordError`, a ValueError too; the command line ends it with 2.
 """
 
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 
 class MeshwrightError(Exception):
@@ -36,9 +37,11 @@ class InfeasibleError(MeshwrightError):
 
     exit_code: ClassVar[int] = 1
 
-    def __init__(self, message: str, *, relaxations: tuple[str, ...] = ()):
+    def __init__(self, message: str, *, relaxations: tuple[str, ...] = (), changes: Sequence[Mapping[str, Any]] = ()):
         self.relaxations = relaxations
         """The smallest single changes that make a plan possible, each in words with its number."""
+        self.document = {"changes": list(changes)}
+        """The same for programs: kind, value, what is too little, and the plan found with it."""
         super().__init__("\n".join([message, *(f"  - {relaxation}" for relaxation in relaxations)]))
 
 

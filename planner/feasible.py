@@ -1,15 +1,28 @@
-"""Whether anything fits: the space of a problem, and the exact answer to yes or no."""
+"""Whether anything fits, exactly; and the plan that shows it."""
 
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from cost_models.problem import Problem
-from planner.errors import MeshwrightError
+from cost_models.records import Decision, Prediction
+from planner.changes import Question
+from planner.decisions import decision_of
+from planner.errors import InfeasibleError, MeshwrightError
+from planner.predict import predict
 from planner.priced import Priced
 from planner.readers.pins import Pins
+from planner.search import search
 from planner.space import Space, enumerate_cells
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A plan and what it does."""
+
+    decision: Decision
+    predicted: Prediction
 
 
 def space_of(problem: Problem, pins: Pins, worlds: Collection[int] | None = None) -> Space:
@@ -31,15 +44,29 @@ def anything_fits(priced: Priced) -> bool:
     return any(priced.fits(index) for index in order[possible[order]].tolist())
 
 
-def is_feasible(problem: Problem, pins: Pins, worlds: Collection[int] | None = None) -> bool:
-    """Whether a problem has any plan, be it one that fits on expectation only; what is illegal has none."""
+def is_feasible(question: Question) -> bool:
+    """Whether a question has any plan, be it one that fits on expectation only; what is illegal has none."""
     try:
-        priced = Priced.of(problem, space_of(problem, pins, worlds), at_risk=True)
+        space = space_of(question.problem, question.pins, question.worlds)
+        return anything_fits(Priced.of(question.problem, space, at_risk=True))
     except MeshwrightError:
         return False
-    return anything_fits(priced)
 
 
-def with_limit(priced: Priced, limit_bytes: float) -> Priced:
-    """The same space and prices with another number of usable bytes on each device."""
-    return replace(priced, memory_limit_bytes=limit_bytes)
+def solved(question: Question, *, time_limit_s: float | None = None) -> Found | None:
+    """The plan of least objective, with the margin of memory where that can be had; None where nothing is legal or fits.
+
+    TimeLimitError where `time_limit_s` ended before the first plan.
+    """
+    try:
+        space = space_of(question.problem, question.pins, question.worlds)
+    except MeshwrightError:
+        return None
+    for at_risk in (False, True):
+        try:
+            found = search(Priced.of(question.problem, space, at_risk=at_risk), delta=0.0, time_limit_s=time_limit_s)
+        except InfeasibleError:
+            continue
+        decision = decision_of(question.problem, found.chosen)
+        return Found(decision=decision, predicted=predict(question.problem, decision))
+    return None

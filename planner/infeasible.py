@@ -1,79 +1,350 @@
-"""What to change where nothing fits: single changes, each tried out by solving again with it."""
+"""What to change where nothing fits, or nothing is legal: single changes, each told only after solving again with it.
 
-from collections.abc import Collection, Iterator
+"The least" is said where every smaller change was tried, or where memory decides, which is monotone: less of it is never
+better. Otherwise the next smaller change that was tried stands beside it.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-import numpy as np
-
-from cost_models.problem import Problem
-from planner.errors import InfeasibleError
-from planner.feasible import is_feasible
-from planner.incumbent import least_memory_bytes
+from cost_models.law_terms import divisors
+from cost_models.records import Verdict
+from cost_models.stage import usable_bytes
+from cost_models.units import GIB
+from planner.changes import Change, ChangeKind, Question
+from planner.errors import InfeasibleError, TimeLimitError
+from planner.feasible import Found, anything_fits, is_feasible, solved, space_of
 from planner.priced import Priced
-from planner.readers.pins import Pins
 
-_MOST_COUNTS = 64
-_MOST_PROBED = 24
-_GIB = 2**30
+MOST_COUNTS = 32
+"""Counts of GPUs that are tried one by one for the least that would do; beyond, by doubling and halving the step."""
+_MOST_TIMES = 64
+"""Multiple of the GPUs and of the memory asked for beyond which none is looked for."""
+_LEAST_GPUS_LOOKED_FOR = 4096
+"""GPUs up to which is looked in any case."""
+_MEMORY_STEPS_GIB = (0.1, 0.01)
+"""Grain of the least memory: of devices from 4 GiB, and of smaller ones."""
 
 
-def nothing_fits(problem: Problem, pins: Pins, worlds: Collection[int] | None, priced: Priced) -> InfeasibleError:
+class _Deadline:
+    """When to stop trying."""
+
+    def __init__(self, limit_s: float | None) -> None:
+        self.end = math.inf if limit_s is None else time.monotonic() + limit_s
+
+    def left_s(self) -> float | None:
+        """Seconds left; None where there is no limit."""
+        return None if math.isinf(self.end) else self.end - time.monotonic()
+
+    def check(self) -> None:
+        """TimeLimitError where nothing is left."""
+        if self.end <= time.monotonic():
+            raise TimeLimitError("the time limit ended before every change was tried")
+
+
+def nothing_fits(question: Question, priced: Priced, limit_s: float | None = None) -> InfeasibleError:
+    """The error for a space without a plan that fits, with every single change found within `limit_s`."""
+    problem, pins = question.problem, question.pins
     device = problem.cluster.pools[0].kind.device
-    world = int(priced.space.cells.world.max())
-    told = [change for change in _changes(problem, pins, priced) if change]
     pinned = f" with the pins {pins}" if pins.pins else ""
-    return InfeasibleError(
-        f"{problem.model.name} fits on {world} x {device.name} under no layout{pinned}: "
-        f"{priced.memory_limit_bytes / _GIB:.1f} GiB of each device are usable, and {len(priced.space):,} layouts were tried"
-        + ("; with any one of these it fits:" if told else ""),
-        relaxations=tuple(told),
+    return _told(
+        f"{problem.model.name} fits on {question.most_gpus} x {device.name} under no layout{pinned}: "
+        f"{usable_bytes(problem) / GIB:.1f} GiB of each device are usable, and {len(priced.space):,} layouts were tried",
+        question,
+        (_fewer_pins, _more_gpus, _more_memory, _offloaded, _shorter, _smaller_batch),
+        limit_s,
     )
 
 
-def _changes(problem: Problem, pins: Pins, priced: Priced) -> Iterator[str]:
-    """Single changes with which a plan exists, each tried out."""
-    yield _more_gpus(problem, pins)
-    least = _least_memory(priced)
-    if np.isfinite(least):
-        yield f"the same GPUs with {least / _GIB:.1f} GiB usable each instead of {priced.memory_limit_bytes / _GIB:.1f}"
-    for dropped in pins.pins:
-        others = Pins(pins=tuple(pin for pin in pins.pins if pin is not dropped))
-        if is_feasible(problem, others):
-            yield f"without the pin {dropped}"
-    seq = problem.workload.seq
-    for shorter in (seq // 2, seq // 4, seq // 8):
-        if shorter >= 1 and is_feasible(replace(problem, workload=replace(problem.workload, seq=shorter)), pins):
-            yield f"sequences of {shorter} tokens instead of {seq}"
+def nothing_legal(question: Question, error: InfeasibleError, limit_s: float | None = None) -> InfeasibleError:
+    """The error for a space without a legal layout: what closed it, and batches and numbers of GPUs that would open it."""
+    told = _told(str(error).split("\n")[0], question, (_other_batch, _other_gpus), limit_s)
+    return InfeasibleError(
+        str(error).split("\n")[0], relaxations=(*error.relaxations, *told.relaxations), changes=told.document["changes"]
+    )
+
+
+def _told(
+    message: str,
+    question: Question,
+    families: tuple[Callable[[Question, _Deadline], Iterator[Change]], ...],
+    limit_s: float | None,
+) -> InfeasibleError:
+    deadline, changes, note = _Deadline(limit_s), [], ""
+    try:
+        for family in families:
+            changes += list(family(question, deadline))
+    except TimeLimitError:
+        note = " (the time limit ended before every change was tried)"
+    if changes:
+        message += f"; with any one of these it fits{note}:"
+    return InfeasibleError(
+        message + ("" if changes else note),
+        relaxations=tuple(_in_full(change) for change in changes),
+        changes=tuple(change.document for change in changes),
+    )
+
+
+def _in_full(change: Change) -> str:
+    risky = ", on expectation only" if change.verdict == Verdict.RISKY else ""
+    seconds = f"{change.step_s:,.0f}" if change.step_s >= 1000 else f"{change.step_s:.3g}"
+    return f"{change.words}: {seconds} s a step, {change.memory_gib_max:.1f} GiB{risky} ({change.layout})"
+
+
+def _change(question: Question, deadline: _Deadline, **said: object) -> Change | None:
+    """The change, where its question has a plan."""
+    found = solved(question, time_limit_s=deadline.left_s())
+    return None if found is None else _with_plan(found, **said)
+
+
+def _with_plan(found: Found, **said: object) -> Change:
+    return Change(
+        layout=str(found.decision.layout),
+        step_s=found.predicted.step_s,
+        memory_gib_max=found.predicted.memory_gib_max,
+        verdict=found.predicted.verdict.value,
+        **said,  # type: ignore[arg-type]
+    )
+
+
+# --- each family of changes ---------------------------------------------------------------------------------------------
+
+
+def _fewer_pins(question: Question, deadline: _Deadline) -> Iterator[Change]:
+    """Each pin that is enough to drop; all of them where no single one is."""
+    pins = question.pins.pins
+    alone = [(pin,) for pin in pins]
+    dropped_alone = False
+    for dropped in [*alone, *([pins] if len(pins) > 1 else [])]:
+        deadline.check()
+        if len(dropped) > 1 and dropped_alone:
+            return
+        freed = question.without_pins(dropped)
+        found = solved(freed, time_limit_s=deadline.left_s()) if is_feasible(freed) else None
+        if found is None:
+            continue
+        dropped_alone = True
+        now = ", ".join(
+            f"{pin.field}={getattr(value, 'value', value)}"
+            for pin in dropped
+            for value in (getattr(found.decision.layout, pin.field),)
+        )
+        names = ", ".join(map(str, dropped))
+        yield _with_plan(
+            found,
+            kind=ChangeKind.PIN,
+            value=names,
+            instead_of=None,
+            words=f"without the pin{'s' if len(dropped) > 1 else ''} {names} (then {now})",
+        )
+
+
+def _more_gpus(question: Question, deadline: _Deadline) -> Iterator[Change]:
+    """The least number of GPUs: of this cluster, then of more nodes of its kind."""
+    if len(question.problem.cluster.pools) > 1:
+        return
+    counts = _counts_above(question)
+    found, below = _least_of(counts, lambda gpus: is_feasible(question.on(gpus)), deadline)
+    if found is None:
+        return
+    least = counts.index(found) <= MOST_COUNTS
+    per_node = question.problem.cluster.pools[0].kind.gpus_per_node
+    nodes = f" ({found // per_node} nodes of {per_node})" if found % per_node == 0 and found > per_node else ""
+    how = f"({below} would not do)"
+    if least:
+        how = "the least number of whole nodes" if found > per_node else "the least number"
+    change = _change(
+        question.on(found),
+        deadline,
+        kind=ChangeKind.GPUS,
+        value=found,
+        instead_of=question.most_gpus,
+        too_little=below,
+        least=least,
+        words=f"{found} GPUs of this kind{nodes}{', ' if least else ' '}{how}",
+    )
+    if change is not None:
+        yield change
+
+
+def _counts_above(question: Question) -> list[int]:
+    """Numbers of GPUs above those asked for: one by one within a node, then whole nodes."""
+    per_node, asked = question.problem.cluster.pools[0].kind.gpus_per_node, question.most_gpus
+    most = max(_LEAST_GPUS_LOOKED_FOR, _MOST_TIMES * asked)
+    first = (asked // per_node + 1) * per_node
+    return [*range(asked + 1, min(first, per_node)), *range(first, most + 1, per_node)]
+
+
+def _least_of(counts: list[int], enough: Callable[[int], bool], deadline: _Deadline) -> tuple[int | None, int | None]:
+    """The first of `counts` that is enough, and the last one tried before it that is not.
+
+    One by one up to MOST_COUNTS; then by doubling, and by halving what is between.
+    """
+    below, place, last = None, 0, len(counts) - 1
+    while True:
+        deadline.check()
+        if enough(counts[place]):
             break
+        if place == last:
+            return None, None
+        below, place = place, place + 1 if place < MOST_COUNTS else min(2 * place, last)
+    while below is not None and place - below > 1 and place > MOST_COUNTS:
+        deadline.check()
+        middle = (place + below) // 2
+        if enough(counts[middle]):
+            place = middle
+        else:
+            below = middle
+    return counts[place], None if below is None else counts[below]
 
 
-def _more_gpus(problem: Problem, pins: Pins) -> str:
-    """The least number of nodes of the same kind, found by doubling and then one by one."""
-    pool = problem.cluster.pools[0]
-    if len(problem.cluster.pools) > 1:
-        return ""
+def _more_memory(question: Question, deadline: _Deadline) -> Iterator[Change]:
+    """The least memory of each device, by halving the interval: whether anything fits is monotone in it."""
+    problem = question.problem
+    have = problem.cluster.pools[0].kind.device.memory_bytes
+    outside = have - usable_bytes(problem)
+    grain = _MEMORY_STEPS_GIB[0 if have >= 4 * GIB else 1]
+    priced = Priced.of(problem, space_of(problem, question.pins, question.worlds), at_risk=True)
 
-    def on(num_nodes: int) -> bool:
-        cluster = replace(problem.cluster, pools=(replace(pool, num_nodes=num_nodes),), exceptions=())
-        return is_feasible(replace(problem, cluster=cluster), pins)
+    def enough(grains: int) -> bool:
+        deadline.check()
+        limit = max(round(grains * grain * GIB) - outside, 0.0)
+        return anything_fits(replace(priced, memory_limit_bytes=limit))
 
-    most = 2 * pool.num_nodes
-    while not on(most):
-        most *= 2
-        if most * pool.kind.gpus_per_node > max(4096, 64 * problem.cluster.num_gpus):
-            return ""
-    between = range(max(pool.num_nodes, most // 2) + 1, most)
-    each = pool.kind.gpus_per_node
-    if len(between) > _MOST_COUNTS:
-        return f"{most * each} GPUs of this kind would do, {most // 2 * each} would not"
-    least = next((num_nodes for num_nodes in between if on(num_nodes)), most)
-    return f"{least * each} GPUs of this kind: the least number of whole nodes with which a plan was found"
+    below = math.floor(have / GIB / grain)
+    above = 2 * below
+    while not enough(above):
+        below, above = above, 2 * above
+        if above * grain * GIB > _MOST_TIMES * have:
+            return
+    while above - below > 1:
+        middle = (above + below) // 2
+        above, below = (middle, below) if enough(middle) else (above, middle)
+    least, short = round(above * grain, 2), round(below * grain, 2)
+    change = _change(
+        question.with_device_memory(round(least * GIB)),
+        deadline,
+        kind=ChangeKind.MEMORY,
+        value=least,
+        instead_of=have / GIB,
+        too_little=short,
+        least=True,
+        words=(
+            f"{least:g} GiB of memory in each GPU ({least - outside / GIB:.1f} GiB usable) instead of {have / GIB:.1f}, the least"
+        ),
+    )
+    if change is not None:
+        yield change
 
 
-def _least_memory(priced: Priced) -> float:
-    """The least bytes of a device with which a plan exists, over the cells that need least by their floors (v = 1)."""
-    single = np.flatnonzero(priced.space.cells.vpp == 1)
-    order = single[np.argsort(priced.memory_floors_bytes[single], kind="stable")][:_MOST_PROBED]
-    roomy = replace(priced, memory_limit_bytes=np.inf)
-    thrifty = replace(roomy, space=replace(priced.space, recompute_kinds=(priced.thriftiest_kind,)))
-    return min((least_memory_bytes(thrifty.cell(index, np.inf)) for index in order.tolist()), default=np.inf)
+def _offloaded(question: Question, deadline: _Deadline) -> Iterator[Change]:
+    """States in host memory: what `predict` then says of the plan, for `plan` does not choose it."""
+    runtime = question.problem.runtime
+    kinds = [kind for kind in ("optimizer", "param") if kind in runtime.offload_moves]
+    options = [(kind,) for kind in kinds] + ([tuple(kinds)] if len(kinds) > 1 else [])
+    for what in options:
+        deadline.check()
+        moved = question.offloading(what)
+        try:
+            found = solved(moved, time_limit_s=deadline.left_s())
+        except ValueError:  # the way to the host has no price
+            return
+        if found is not None and found.predicted.verdict is not Verdict.NO:
+            yield _with_plan(
+                found,
+                kind=ChangeKind.OFFLOAD,
+                value=what,
+                instead_of=question.problem.offload,
+                words=f"{' and '.join(f'offload_{one}' for one in what)} to the host, which `predict` prices",
+            )
+            return
+
+
+def _shorter(question: Question, deadline: _Deadline) -> Iterator[Change]:
+    """Sequences half as long, and half of that."""
+    seq = question.problem.workload.seq
+    yield from _halved(
+        question, deadline, ChangeKind.SEQ, seq, "sequences of {} tokens instead of {}", (seq // 2, seq // 4, seq // 8)
+    )
+
+
+def _smaller_batch(question: Question, deadline: _Deadline) -> Iterator[Change]:
+    """Half the batch, and half of that: fewer micro-batches in flight."""
+    gbs = question.problem.workload.gbs
+    halves = [gbs >> shift for shift in range(1, 5) if gbs % (1 << shift) == 0]
+    yield from _halved(
+        question, deadline, ChangeKind.BATCH, gbs, "{} sequences a step instead of {}, other training", halves
+    )
+
+
+def _halved(
+    question: Question,
+    deadline: _Deadline,
+    kind: ChangeKind,
+    asked: int,
+    words: str,
+    values: "list[int] | tuple[int, ...]",
+) -> Iterator[Change]:
+    before = asked
+    for value in values:
+        deadline.check()
+        changed = question.with_workload(**{kind.value: value}) if value >= 1 else None
+        if changed is None:
+            return
+        if is_feasible(changed):
+            between = "" if before == asked else f" ({before} would not do)"
+            change = _change(
+                changed, deadline, kind=kind, value=value, instead_of=asked,
+                too_little=None if before == asked else before, words=words.format(value, asked) + between,
+            )  # fmt: skip
+            if change is not None:
+                yield change
+            return
+        before = value
+
+
+# --- nothing legal ------------------------------------------------------------------------------------------------------
+
+
+def _other_batch(question: Question, deadline: _Deadline) -> Iterator[Change]:
+    """The nearest batches, below and above, that some data-parallel degree divides."""
+    gbs = question.problem.workload.gbs
+    degrees = {degree for world in question.worlds or (question.most_gpus,) for degree in divisors(world)}
+    lower = sorted({gbs // degree * degree for degree in degrees} - {0, gbs}, reverse=True)
+    upper = sorted({-(-gbs // degree) * degree for degree in degrees} - {gbs})
+    for values in (lower, upper):
+        for value in values:
+            deadline.check()
+            changed = question.with_workload(gbs=value)
+            found = solved(changed, time_limit_s=deadline.left_s()) if is_feasible(changed) else None
+            if found is not None:
+                yield _with_plan(
+                    found, kind=ChangeKind.BATCH, value=value, instead_of=gbs,
+                    words=f"{value} sequences a step instead of {gbs}, other training",
+                )  # fmt: skip
+                break
+
+
+def _other_gpus(question: Question, deadline: _Deadline) -> Iterator[Change]:
+    """The nearest numbers of GPUs, below and above."""
+    if len(question.problem.cluster.pools) > 1:
+        return
+    asked = question.most_gpus
+    per_node = question.problem.cluster.pools[0].kind.gpus_per_node
+    lower = [
+        *range((asked - 1) // per_node * per_node, per_node - 1, -per_node),
+        *range(min(asked, per_node) - 1, 0, -1),
+    ]
+    for counts in (lower[:MOST_COUNTS], _counts_above(question)[:MOST_COUNTS]):
+        for count in counts:
+            deadline.check()
+            changed = question.on(count)
+            found = solved(changed, time_limit_s=deadline.left_s()) if is_feasible(changed) else None
+            if found is not None:
+                yield _with_plan(
+                    found, kind=ChangeKind.GPUS, value=count, instead_of=asked,
+                    words=f"{count} GPUs instead of {asked}",
+                )  # fmt: skip
+                break

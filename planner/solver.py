@@ -32,9 +32,9 @@ class SolverName(StrEnum):
 
 
 class SolverMissingError(MeshwrightError):
-    """No solver can be started."""
+    """No solver can be started, or the one that was started did not come back."""
 
-    exit_code = 3
+    exit_code = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ def solve(
     With `explain`, an infeasible programme is solved once more with elastic rows, and the conflict names those that had
     to stretch. SolverMissingError where neither HiGHS nor CBC can be started.
     """
-    chosen = solver or _preferred()
+    chosen = solver or preferred_solver()
     if time_limit_s is not None and time_limit_s <= 0:
         return TimedOut()
     problem, variables = _to_pulp(program, start)
@@ -113,14 +113,21 @@ def solve(
         try:
             problem.solve(engine)
         except pulp.PulpSolverError as error:
-            raise SolverMissingError(f"the solver {chosen.value} ended with an error: {error}") from error
+            raise SolverMissingError(
+                f"the solver {chosen.value} was started and did not come back with an answer (killed, or out of memory?): {error}; "
+                "plan again, give it more memory, or install the other one (highspy is HiGHS; PuLP brings CBC)"
+            ) from error
     return _outcome(program, problem, variables, chosen, explain, time_limit_s)
 
 
-def _preferred() -> SolverName:
+def preferred_solver() -> SolverName:
+    """HiGHS, or CBC where it is absent. SolverMissingError where neither can be started."""
     found = available_solvers()
     if not found:
-        raise SolverMissingError("no solver can be started: install highspy (HiGHS), or a PuLP that brings CBC")
+        raise SolverMissingError(
+            "no solver can be started: neither HiGHS (package highspy) nor CBC (PuLP brings it) is here; "
+            "`pip install highspy` installs one (predict and check do without)"
+        )
     return found[0]
 
 
