@@ -10,10 +10,8 @@ from cost_models.compute import element_bytes
 from cost_models.experts import fullest_rows
 from cost_models.problem import Problem
 from cost_models.recompute import repeated
-from cost_models.records import (
-    BlockKind,
-)
-from cost_models.shares import Share, shared_width
+from cost_models.records import BlockKind, LayerKind
+from cost_models.shares import Share, layer_share, shared_width
 
 FloatArray = NDArray[np.float64]
 
@@ -71,6 +69,26 @@ def layer_activation_bytes(
         heads = part.queries / model.query_head_dim
         scores = per_score * part.mbs * heads / part.cp * float(problem.workload.seq) ** 2
     return np.asarray(scale * (kept + scores))
+
+
+def kind_activation_bytes(problem: Problem, part: Share, recompute_kind: str, kind: LayerKind) -> FloatArray:
+    """`layer_activation_bytes` of a kind of layer.
+
+    A projector keeps what comes in, and what each matrix but the last puts out, before and behind the function between
+    them; none of it is dropped but by a kind of recompute that keeps no more than what comes in, or no more than what
+    matrices put out.
+    """
+    own, part = layer_share(problem, part, kind)
+    if kind.projector is None:
+        return layer_activation_bytes(own, part, recompute_kind, kind.kind)
+    again = repeated(problem.runtime.name, recompute_kind)
+    scale = element_bytes(problem.workload.precision) / 2
+    came_in = part.tokens * kind.projector.projection[0] / part.sequence_parts
+    if again.keeps_input_only:
+        return np.asarray(2.0 * scale * came_in)
+    between = part.tokens * sum(kind.projector.projection[1:-1]) / part.tp
+    times = 1.0 if again.keeps_outputs_only else 2.0
+    return np.asarray(2.0 * scale * (came_in + times * between))
 
 
 def _inputs_of_products(problem: Problem, part: Share, kind: BlockKind) -> Mapping[str, FloatArray]:

@@ -24,8 +24,8 @@ from cost_models.collectives import Collective, Fabric, collective_s, crosses, f
 from cost_models.compute import Rates, Seconds
 from cost_models.memory import BlockMemory
 from cost_models.problem import Cells, IntArray, Problem
-from cost_models.records import SPLIT_BACKWARD, BlockKind, ContextExchange, Gather, RecordError
-from cost_models.shares import Share, share
+from cost_models.records import SPLIT_BACKWARD, BlockKind, ContextExchange, Gather, LayerKind, RecordError
+from cost_models.shares import Share, layer_share, share
 from cost_models.split_backward import SplitPrices, split_seconds
 from cost_models.traffic import Traffic
 
@@ -231,14 +231,13 @@ class _Row:
 def _rows(problem: Problem, cells: Cells, links: Fabric, rates: Rates, part: Share) -> list[list[_Row]]:
     """[kind][recompute] every block."""
     calls = traffic.tensor_calls(problem, cells, links, part)
-    around = traffic.context_traffic(problem, cells, links, part)
-    layers = [_layer_rows(problem, cells, links, rates, part, calls, around, kind) for kind in problem.layer_kinds]
+    layers = [_layer_rows(problem, cells, links, rates, part, kind) for kind in problem.layer_kinds]
     num_recompute = len(problem.recompute_kinds)
     embedding_traffic, head_traffic = traffic.end_traffic(cells, links, part, calls)
     embedding = _Row(passed=blocks.embedding_pass(problem, rates, part), tensor=embedding_traffic)
     head = _Row(passed=blocks.head_pass(problem, rates, part), tensor=head_traffic)
     if problem.model.num_mtp_layers:
-        head = _looking_ahead(problem, rates, part, head, layers[-1][0])
+        head = _looking_ahead(problem, rates, part, head, layers[problem.layer_places[-1]][0])
     return [[embedding] * num_recompute, *layers, [head] * num_recompute]
 
 
@@ -279,7 +278,7 @@ def _split(
     slower: FloatArray,
 ) -> SplitPrices:
     """The backward passes in two pieces; communication has only the first one to hide behind."""
-    floors = [None, *(rates.moe_launch_s if k is BlockKind.MOE else rates.launch_s for k in problem.layer_kinds), None]
+    floors = [None, *(blocks.layer_launch(rates, one.kind, one.projector) for one in problem.layer_kinds), None]
     arrays: tuple[list[list[FloatArray]], ...] = ([], [], [])
     for kind_rows, gather, floor in zip(rows, gathers, floors, strict=True):
         pieces = [split_seconds(problem, row.passed, floor) for row in kind_rows]
@@ -299,22 +298,27 @@ def _split(
 
 
 def _layer_rows(
-    problem: Problem,
-    cells: Cells,
-    links: Fabric,
-    rates: Rates,
-    part: Share,
-    calls: traffic.TensorCalls,
-    around: Traffic,
-    kind: BlockKind,
+    problem: Problem, cells: Cells, links: Fabric, rates: Rates, part: Share, kind: LayerKind
 ) -> list[_Row]:
     """A kind of layer under each kind of recompute."""
-    passes = blocks.layer_passes(problem, rates, part, kind, problem.recompute_kinds)
-    exchanged = experts.exchanges(problem, cells, links, part) if kind is BlockKind.MOE else None
+    problem, part = layer_share(problem, part, kind)
+    passes = blocks.layer_passes(problem, rates, part, kind.kind, problem.recompute_kinds, kind.projector)
+    passes = {name: _with_dispatch(problem, cells, passed) for name, passed in passes.items()}
+    if kind.projector is not None:
+        return [
+            _Row(
+                passed=passes[name],
+                tensor=traffic.projector_traffic(problem, cells, links, part, kind.projector, name),
+            )
+            for name in problem.recompute_kinds
+        ]
+    calls = traffic.tensor_calls(problem, cells, links, part)
+    around = traffic.context_traffic(problem, cells, links, part)
+    exchanged = experts.exchanges(problem, cells, links, part) if kind.kind is BlockKind.MOE else None
     return [
         _Row(
-            passed=_with_dispatch(problem, cells, passes[name]),
-            tensor=traffic.tensor_traffic(problem, part, calls, kind, name),
+            passed=passes[name],
+            tensor=traffic.tensor_traffic(problem, part, calls, kind.kind, name),
             context=around,
             experts=None if exchanged is None else experts.routed_traffic(problem, exchanged, name),
         )

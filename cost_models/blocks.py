@@ -1,7 +1,8 @@
 """Which operations a block makes on one rank, and what they take: compute by block kind and recompute. Arrays over cells."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from cost_models.compute import Rates, Seconds
 from cost_models.experts import routed_pass
 from cost_models.problem import Problem
 from cost_models.recompute import Repeated, repeated
-from cost_models.records import BlockKind, ContextExchange
+from cost_models.records import BlockKind, ContextExchange, LayerGroup
 from cost_models.shares import FloatArray, Share, activation_bytes_moved, layer_params, layer_products, shared_width
 
 PRODUCTS = ("projections", "up_projections", "output", "mlp_up", "mlp_down", "router", "experts")
@@ -105,6 +106,7 @@ def _attention(problem: Problem, rates: Rates, part: Share, backward: bool) -> S
         backward=backward,
         window=model.sliding_window,
         parts=part.cp,
+        causal=model.causal,
     )
     if problem.runtime.context_exchange is not ContextExchange.ALL_TO_ALL:
         overhead = value(problem.calibration, "attention.ring_overhead", problem.runtime.name)
@@ -115,9 +117,9 @@ def _attention(problem: Problem, rates: Rates, part: Share, backward: bool) -> S
 
 
 def attention_sides(problem: Problem, part: Share) -> tuple[FloatArray, ...]:
-    """Columns of `attention_key`; -1 where a part of the sequence makes it another operation."""
+    """Columns of `attention_key`; -1 where a part of the sequence, or sight of all of it, makes it another operation."""
     model = problem.model
-    whole = np.where(part.cp > 1, -1.0, part.mbs)
+    whole = np.where((part.cp > 1) | (not model.causal), -1.0, part.mbs)
     seq, head_dim = (np.full_like(part.mbs, side) for side in (problem.workload.seq, model.query_head_dim))
     return whole, seq, part.queries / head_dim, part.keys / head_dim, head_dim
 
@@ -163,6 +165,43 @@ def layer_pass(
     return LayerSeconds(parts=forward), LayerSeconds(parts=backward, weight_grad_s=weight_grad_s)
 
 
+def projector_pass(
+    problem: Problem, rates: Rates, part: Share, projector: LayerGroup
+) -> tuple[LayerSeconds, LayerSeconds]:
+    """A projector's forward and backward pass: its matrices in pairs, the first of a pair divided over tp by what it puts out,
+    the second by what it takes in; a function between any two.
+
+    Memory-bound bytes: 4 for each element that comes in or goes out, 4 on the widths between, in 16-bit elements, twice in
+    the backward pass; then the casts of fp8; then the local weights.
+    """
+    widths, tokens, like = projector.projection, part.tokens, np.full_like
+    products = [
+        (tokens, like(tokens, out), like(tokens, into) / part.tp)
+        if number % 2
+        else (tokens, like(tokens, out) / part.tp, like(tokens, into))
+        for number, (into, out) in enumerate(pairwise(widths))
+    ]
+    between = tokens * sum(widths[1:-1]) / part.tp
+    forward, backward, late = {}, {}, []
+    for name, all_ in (("mlp_up", products[:-1]), ("mlp_down", products[-1:])):
+        if all_:
+            forward[name] = _sum([_matmul(problem, rates, *sides) for sides in all_])
+            late.append(_sum([_matmul(problem, rates, n, k, m) for m, n, k in all_]))
+            backward[name] = _sum([_matmul(problem, rates, m, k, n) for m, n, k in all_]) + late[-1]
+    moved = {"norms": 4 * tokens * (widths[0] + widths[-1]) / part.sequence_parts, "activation": 4 * between}
+    for name, size in moved.items():
+        forward[name] = compute.moved_s(rates, rates.memory, size * rates.element_bytes / 2)
+    forward["casts"] = compute.moved_s(rates, rates.cast_bytes, tokens * widths[0] + between)
+    backward |= {name: forward[name].scaled(2.0) for name in (*moved, "casts")}
+    params = projector.matrix_params / part.tp + projector.other_params
+    weights = compute.moved_s(rates, rates.traffic_bytes, params)
+    for direction, share_of in ((forward, 1 / 3), (backward, 2 / 3)):
+        direction["weights"] = weights.scaled(share_of)
+        direction["core"] = Seconds.zeros(tokens.shape)
+    weight_grad_s = np.asarray(sum(seconds.total for seconds in (*late, backward["weights"])))
+    return LayerSeconds(parts=forward), LayerSeconds(parts=backward, weight_grad_s=weight_grad_s)
+
+
 def _sum(parts: list[Seconds]) -> Seconds:
     total = parts[0]
     for further in parts[1:]:
@@ -171,11 +210,19 @@ def _sum(parts: list[Seconds]) -> Seconds:
 
 
 def layer_passes(
-    problem: Problem, rates: Rates, part: Share, kind: BlockKind, recompute_kinds: tuple[str, ...]
+    problem: Problem,
+    rates: Rates,
+    part: Share,
+    kind: BlockKind,
+    recompute_kinds: tuple[str, ...],
+    projector: LayerGroup | None = None,
 ) -> dict[str, Pass]:
     """A layer's compute by kind of recompute; a measured whole layer beats its operations."""
-    forward, backward = layer_pass(problem, rates, part, kind)
-    launch = rates.moe_launch_s if kind is BlockKind.MOE else rates.launch_s
+    if projector is None:
+        forward, backward = layer_pass(problem, rates, part, kind)
+    else:
+        forward, backward = projector_pass(problem, rates, part, projector)
+    launch = layer_launch(rates, kind, projector)
     plain = [
         compute.with_floor(side.total, launch, launch.value * weight)
         for side, weight in ((forward, 1 / 3), (backward, 2 / 3))
@@ -207,6 +254,13 @@ def layer_passes(
     return passes
 
 
+def layer_launch(rates: Rates, kind: BlockKind, projector: LayerGroup | None) -> Rate:
+    """Launches of a layer's forward and backward pass; a projector's by its matrices, of which a layer has four."""
+    if projector is not None:
+        return replace(rates.launch_s, value=rates.launch_s.value * (len(projector.projection) - 1) / 4)
+    return rates.moe_launch_s if kind is BlockKind.MOE else rates.launch_s
+
+
 def _again(again: Repeated, forward: LayerSeconds, part: Share, launch: Rate) -> Seconds:
     """What is computed again of a forward pass, under the launches of as many of its parts."""
     seconds, parts = Seconds.zeros(part.tokens.shape), np.zeros_like(part.tokens)
@@ -220,7 +274,7 @@ def layer_sides(problem: Problem, part: Share) -> tuple[FloatArray, ...]:
     """Columns of `layer_key`; -1 where a part of the sequence makes it another operation."""
     model, seq, like = problem.model, problem.workload.seq, np.full_like
     return (
-        np.where(part.cp > 1, -1.0, part.mbs),
+        np.where((part.cp > 1) | (not model.causal), -1.0, part.mbs),
         like(part.mbs, seq),
         like(part.mbs, model.hidden),
         part.queries / model.head_dim,

@@ -278,10 +278,12 @@ def attention_s(
     backward: bool = False,
     window: int | None = None,
     parts: ArrayLike = 1,
+    causal: bool = True,
 ) -> Seconds:
-    """Seconds of causal attention over `heads` local heads, on one of `parts` equal parts of the sequence.
+    """Seconds of attention over `heads` local heads, on one of `parts` equal parts of the sequence.
 
-    Fused: 2·2·pairs·head_dim FLOPs per head, pairs = the causal half (a band where there is a window).
+    Fused: 2·2·pairs·head_dim FLOPs per head, pairs = the causal half (a band where there is a window); all of them, or
+    the band of tokens on either side, where tokens also see those behind them.
     Unfused: both products over all pairs, and `score_bytes` per score.
     """
     batch, seq, heads = (np.asarray(side, dtype=float) for side in (batch, seq, heads))
@@ -290,6 +292,8 @@ def attention_s(
         return _unfused_s(rates, share * seq * seq, head_dim, backward)
     reach = seq if window is None else np.minimum(seq, window)
     pairs = seq * reach - reach * reach / 2
+    if not causal:
+        pairs = np.minimum(2 * pairs, seq * seq)
     flops = 4.0 * share * pairs * head_dim * (rates.backward_ratio if backward else 1.0)
     return Seconds.resting_on(
         rates.attention_efficiency, flops / (rates.wide_flops_per_s * rates.attention_efficiency.value)

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.activations import layer_activation_bytes, logit_bytes
+from cost_models.activations import kind_activation_bytes, logit_bytes
 from cost_models.calibrations import find, value, value_or
 from cost_models.compute import element_bytes
 from cost_models.problem import Cells, ColumnShape, IntArray, Problem
@@ -41,7 +41,7 @@ from cost_models.records import (
     StateBytes,
 )
 from cost_models.residuals import residual_bytes
-from cost_models.shares import Share, layer_params, share
+from cost_models.shares import Share, kind_params, share
 from cost_models.split_backward import held_share
 
 FloatArray = NDArray[np.float64]
@@ -88,15 +88,15 @@ class LocalParams:
 
     def of_columns(self, cell: int, shape: ColumnShape) -> tuple[FloatArray, FloatArray]:
         """(n,) parameters of each column of a cell: all but the routed experts, and these."""
-        counts = shape.block_counts
         apart = shape.head * (1 - shape.embedding)
-        return counts @ self.common[cell] + apart * self.tied_copy[cell], counts @ self.experts[cell]
+        common = shape.sum_of_blocks(self.common[cell]) + apart * self.tied_copy[cell]
+        return common, shape.sum_of_blocks(self.experts[cell])
 
     def largest_unit(self, cell: int, shape: ColumnShape) -> FloatArray:
         """(n,) parameters of the largest block of each column."""
         units = self.common[cell] + self.experts[cell]
         units[-1] += self.tied_copy[cell]
-        return np.asarray(np.max(np.where(shape.block_counts > 0, units, 0.0), axis=1))
+        return shape.largest_of_blocks(units)
 
 
 def local_params(problem: Problem, part: Share) -> LocalParams:
@@ -107,9 +107,9 @@ def local_params(problem: Problem, part: Share) -> LocalParams:
     model = problem.model
     table = model.hidden * part.vocab
     tied = 1.0 if model.tie_embeddings else 0.0
-    layers = [layer_params(model, part, kind) for kind in problem.layer_kinds]
+    layers = [kind_params(problem, part, kind) for kind in problem.layer_kinds]
     joins = 2.0 * model.hidden**2 / part.tp + 3 * model.norm_params
-    ahead = [model.num_mtp_layers * part_of for part_of in layers[-1]]
+    ahead = [model.num_mtp_layers * part_of for part_of in layers[problem.layer_places[-1]]]
     nothing = np.zeros_like(part.tokens)
     head = model.norm_params + (1 - tied) * table + ahead[0] + model.num_mtp_layers * joins
     return LocalParams(
@@ -160,7 +160,7 @@ def block_memory(problem: Problem, cells: Cells, part: Share | None = None) -> B
     saved, working = logit_bytes(problem, part)
     activations = np.stack(
         [
-            np.stack([layer_activation_bytes(problem, part, name, kind) for name in problem.recompute_kinds], axis=-1)
+            np.stack([kind_activation_bytes(problem, part, name, kind) for name in problem.recompute_kinds], axis=-1)
             for kind in problem.layer_kinds
         ],
         axis=1,
@@ -173,7 +173,7 @@ def block_memory(problem: Problem, cells: Cells, part: Share | None = None) -> B
         per_expert_param=held_bytes_per_param(problem, cells, experts=True),
         activations=activations,
         embedding_activations=8.0 * part.tokens,  # token ids and labels, 64-bit
-        logits_saved=(1 + ahead) * (saved + head_norm) + ahead * activations[:, -1, 0],
+        logits_saved=(1 + ahead) * (saved + head_norm) + ahead * activations[:, problem.layer_places[-1], 0],
         logits_working=working,
     )
 
@@ -266,7 +266,7 @@ def column_footprints(problem: Problem, cells: Cells, memory: BlockMemory, cell:
             **({"residual": np.full_like(params, residual * share_of)} if residual else {}),
         },
         per_micro_batch={
-            "activations": np.einsum("nkr,kr->n", shape.layers, memory.activations[cell])
+            "activations": shape.sum_of_layers(memory.activations[cell])
             + shape.embedding * memory.embedding_activations[cell],
             "logits": shape.head * memory.logits_saved[cell],
         },
@@ -279,7 +279,8 @@ def _waiting(
 ) -> Mapping[str, FloatArray]:
     """What W still needs of a micro-batch after its I: as if nothing were recomputed; nothing where the backward is whole."""
     held = held_share(problem) if splits else 0.0
-    layers = np.einsum("nkr,k->n", shape.layers, memory.activations[cell, :, 0])
+    whole = memory.activations[cell, :, :1]
+    layers = shape.sum_of_layers(np.broadcast_to(whole, memory.activations[cell].shape))
     return {
         "activations": held * (layers + shape.embedding * memory.embedding_activations[cell]),
         "logits": held * shape.head * memory.logits_saved[cell],
@@ -290,7 +291,7 @@ def _working_bytes(memory: BlockMemory, cell: int, shape: ColumnShape) -> FloatA
     """(n,) what a layer that recomputes holds while its backward pass runs: all that it did not keep."""
     whole = memory.activations[cell, :, :1]
     missing = np.maximum(whole - memory.activations[cell], 0.0)
-    return np.asarray(np.max(np.where(shape.layers > 0, missing, 0.0), axis=(1, 2)))
+    return shape.largest_of_layers(missing)
 
 
 def context_bytes(problem: Problem) -> float:

@@ -85,7 +85,7 @@ def memory_report(problem: Problem, decision: Decision) -> tuple[DeviceMemory, .
     footprints = column_footprints(problem, cells, blocks, 0, shape)
     vectors = max_held(Pipeline.of(layout, decision.num_micro_batches))
     host = _host_bytes(problem, cells, blocks, shape)
-    layers = np.where(shape.layers.sum(axis=2) > 0, blocks.activations[0, None, :, 0], 0.0).max(axis=1)
+    layers = shape.largest_of_layers(np.broadcast_to(blocks.activations[0, :, :1], blocks.activations[0].shape))
     logits = shape.head * (blocks.logits_saved[0] + blocks.logits_working[0])
     found = []
     for device in range(layout.pp):

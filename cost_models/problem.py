@@ -14,6 +14,7 @@ from cost_models.records import (
     Calibration,
     Cluster,
     Gather,
+    LayerKind,
     Layout,
     MemoryKind,
     Model,
@@ -64,30 +65,56 @@ class Problem:
             )
 
     @property
-    def layer_kinds(self) -> tuple[BlockKind, ...]:
-        """Kinds of layers, in the order in which the model has them."""
-        moe = self.model.moe
-        if moe is None or moe.num_dense_layers == self.model.num_layers:
-            return (BlockKind.DENSE,)
-        return (BlockKind.DENSE, BlockKind.MOE) if moe.num_dense_layers else (BlockKind.MOE,)
+    def layer_kinds(self) -> tuple[LayerKind, ...]:
+        """Unlike kinds of layers, in the order in which the model first has them."""
+        return self.model.layer_kinds
 
     @property
     def kinds(self) -> tuple[BlockKind, ...]:
-        """Kinds of blocks, in the order of the arrays."""
-        return (BlockKind.EMBEDDING, *self.layer_kinds, BlockKind.HEAD)
+        """What the kinds of blocks are, in the order of the arrays: embedding, each of `layer_kinds`, head."""
+        return (BlockKind.EMBEDDING, *(one.kind for one in self.layer_kinds), BlockKind.HEAD)
 
     @property
     def layer_counts(self) -> tuple[int, ...]:
         """Layers of each kind."""
-        num_layers, moe = self.model.num_layers, self.model.moe
-        if len(self.layer_kinds) == 1 or moe is None:
-            return (num_layers,)
-        return (moe.num_dense_layers, num_layers - moe.num_dense_layers)
+        return tuple(count for _, count in self.model.layers_of_kinds)
 
     @property
     def block_counts(self) -> IntArray:
         """(kinds,) blocks of each kind."""
         return np.array([1, *self.layer_counts, 1])
+
+    @property
+    def layer_places(self) -> IntArray:
+        """(L,) the place of each layer's kind in `layer_kinds`."""
+        return layer_places(self.model)
+
+    @property
+    def block_places(self) -> IntArray:
+        """(K,) the place of each block's kind in `kinds`."""
+        return np.concatenate([[0], 1 + self.layer_places, [len(self.layer_kinds) + 1]])
+
+    def of_layer(self, kind: LayerKind) -> "Problem":
+        """The problem of a model that has nothing but this kind of layer, on its own tokens."""
+        if kind.model is self.model and kind.tokens is None:
+            return self
+        seq = self.workload.seq if kind.tokens is None else kind.tokens
+        return replace(self, model=kind.model, workload=replace(self.workload, seq=seq))
+
+    @property
+    def hop_factors(self) -> FloatArray:
+        """(kinds,) hidden state behind a block of each kind, as a multiple of the text's at the model's width.
+
+        Behind a layer on tokens of its own what was looked up of the text goes along: the layers behind need both.
+        """
+        model, seq = self.model, self.workload.seq
+        layers = [
+            kind.model.hidden / model.hidden
+            if kind.tokens is None
+            else 1.0 + kind.tokens * kind.model.hidden / (seq * model.hidden)
+            for kind in self.layer_kinds
+        ]
+        return np.array([1.0, *layers, 1.0])
 
     @property
     def recompute_kinds(self) -> tuple[str, ...]:
@@ -256,16 +283,35 @@ class Columns:
         return len(self.stage)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ColumnShape:
-    """Columns as counts of blocks."""
+FEW_KINDS = 2
+"""Kinds of layers that are counted one by one; of more, sums run along the chain of layers."""
 
-    layers: IntArray
-    """(n, layer kinds, R) layers by kind and recompute."""
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ColumnShape:
+    """Columns as runs of layers, and as counts of blocks."""
+
     embedding: IntArray
     """(n,) 1 where the column holds the embedding."""
     head: IntArray
     """(n,) 1 where it holds the head."""
+    begin: IntArray
+    """(n, R) number, from 0, of the first of its layers under each kind of recompute."""
+    end: IntArray
+    """(n, R) number of the layer behind the last of these."""
+    places: IntArray
+    """(L,) the place of each layer's kind in `Problem.layer_kinds`."""
+    num_kinds: int
+    """Kinds of layers."""
+
+    @cached_property
+    def layers(self) -> IntArray:
+        """(n, layer kinds, R) layers by kind and recompute."""
+        if self.num_kinds == 1:
+            return (self.end - self.begin)[:, None, :]
+        done = np.zeros((len(self.places) + 1, self.num_kinds), dtype=np.int64)
+        np.cumsum(self.places[:, None] == np.arange(self.num_kinds), axis=0, out=done[1:])
+        return np.ascontiguousarray(np.moveaxis(done[self.end] - done[self.begin], 2, 1))
 
     @property
     def block_counts(self) -> IntArray:
@@ -275,11 +321,64 @@ class ColumnShape:
     @property
     def num_layers(self) -> IntArray:
         """(n,) layers."""
-        return np.asarray(self.layers.sum(axis=(1, 2)))
+        return np.asarray((self.end - self.begin).sum(axis=1))
+
+    def sum_of_layers(self, values: FloatArray) -> FloatArray:
+        """(n,) sum over a column's layers of values (layer kinds, R)."""
+        if self.num_kinds <= FEW_KINDS:
+            return np.asarray(np.einsum("nkr,kr->n", self.layers, values))
+        done = np.zeros((len(self.places) + 1, values.shape[1]))
+        np.cumsum(values[self.places], axis=0, out=done[1:])
+        return np.asarray((take_each(done, self.end) - take_each(done, self.begin)).sum(axis=1))
+
+    def sum_of_blocks(self, values: FloatArray) -> FloatArray:
+        """(n,) sum over a column's blocks of values (kinds,)."""
+        if self.num_kinds <= FEW_KINDS:
+            return np.asarray(self.block_counts @ values)
+        layers = self.sum_of_layers(np.repeat(values[1:-1, None], self.begin.shape[1], axis=1))
+        return np.asarray(self.embedding * values[0] + layers + self.head * values[-1])
+
+    def largest_of_layers(self, values: FloatArray) -> FloatArray:
+        """(n,) largest of the values (layer kinds, R), none negative, of a column's layers; 0 where it has none."""
+        if self.num_kinds <= FEW_KINDS:
+            return np.asarray(np.max(np.where(self.layers > 0, values, 0.0), axis=(1, 2)))
+        # the largest of each 1, 2, 4, ... layers from each one on; any run is the union of two of these
+        steps, count = [values[self.places]], self.end - self.begin
+        while len(steps) < int(count.max(initial=1)).bit_length():
+            half = 2 ** (len(steps) - 1)
+            ahead = np.concatenate([steps[-1][half:], np.zeros_like(steps[-1][:half])])
+            steps.append(np.maximum(steps[-1], ahead))
+        longest = np.stack(steps)
+        which = np.floor(np.log2(np.maximum(count, 1))).astype(np.int64)
+        at, last = np.minimum(self.begin, len(self.places) - 1), np.maximum(self.end - 2**which, 0)
+        columns = np.arange(values.shape[1])
+        found = np.maximum(longest[which, at, columns], longest[which, last, columns])
+        return np.asarray(np.where(count > 0, found, 0.0).max(axis=1))
+
+    def largest_of_blocks(self, values: FloatArray) -> FloatArray:
+        """(n,) largest of the values (kinds,), none negative, of a column's blocks."""
+        if self.num_kinds <= FEW_KINDS:
+            return np.asarray(np.max(np.where(self.block_counts > 0, values, 0.0), axis=1))
+        layers = self.largest_of_layers(np.repeat(values[1:-1, None], self.begin.shape[1], axis=1))
+        return np.asarray(np.maximum.reduce([self.embedding * values[0], layers, self.head * values[-1]]))
+
+
+def take_each(values: FloatArray, rows: IntArray) -> FloatArray:
+    """(n, R): of column r of `values` the rows that column r of `rows` names."""
+    return np.asarray(values[rows, np.arange(values.shape[1])])
+
+
+def layer_places(model: Model) -> IntArray:
+    """(L,) the place of each layer's kind in `model.layer_kinds`."""
+    places, counts = zip(*model.layer_runs, strict=True)
+    return np.repeat(places, counts)
 
 
 def column_shape(model: Model, columns: Columns) -> ColumnShape:
-    """Counts of blocks of each column. RecordError where the recompute counts do not sum to its layers."""
+    """Blocks of each column: its counts of recompute hold from its first layer on.
+
+    RecordError where the recompute counts do not sum to its layers.
+    """
     head_block = model.num_blocks - 1
     embedding = (columns.first == 0).astype(np.int64)
     head = (columns.last == head_block).astype(np.int64)
@@ -291,16 +390,12 @@ def column_shape(model: Model, columns: Columns) -> ColumnShape:
             f"recompute counts {columns.recompute_counts[at].tolist()} of blocks {int(columns.first[at])}.."
             f"{int(columns.last[at])} do not sum to the {int(layers[at])} layers there"
         )
-    return ColumnShape(layers=_by_kind(model, columns), embedding=embedding, head=head)
-
-
-def _by_kind(model: Model, columns: Columns) -> IntArray:
-    """(n, layer kinds, R): the counts of recompute hold from a column's first layer on, and dense layers come first."""
-    counts = columns.recompute_counts
-    num_dense = model.num_layers if model.moe is None else model.moe.num_dense_layers
-    if num_dense in (0, model.num_layers):
-        return counts[:, None, :]
-    until = np.cumsum(counts, axis=1)
-    dense = np.clip(num_dense + 1 - np.maximum(columns.first, 1), 0, until[:, -1])[:, None]
-    first_dense = np.minimum(until, dense) - np.minimum(until - counts, dense)
-    return np.stack([first_dense, counts - first_dense], axis=1)
+    end = np.maximum(columns.first, 1)[:, None] - 1 + np.cumsum(columns.recompute_counts, axis=1)
+    return ColumnShape(
+        embedding=embedding,
+        head=head,
+        begin=end - columns.recompute_counts,
+        end=end,
+        places=layer_places(model),
+        num_kinds=len(model.layer_kinds),
+    )

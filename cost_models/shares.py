@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.problem import Cells, Problem
-from cost_models.records import BlockKind, Model
+from cost_models.records import BlockKind, LayerKind, Model
 
 FloatArray = NDArray[np.float64]
 
@@ -43,12 +43,26 @@ class Share:
     local_experts: FloatArray
     """Routed experts on a rank, each divided over etp."""
     etp: FloatArray
+    ep: FloatArray
 
 
 def share(problem: Problem, cells: Cells) -> Share:
     """What one rank of each cell holds of a block."""
+    return _share(problem, {name: getattr(cells, name).astype(float) for name in _DEGREES})
+
+
+_DEGREES = ("tp", "cp", "mbs", "ep", "etp")
+
+
+def layer_share(problem: Problem, part: Share, kind: LayerKind) -> tuple[Problem, Share]:
+    """The problem of a kind of layer alone, and what one rank holds of it; `part` is of the problem itself."""
+    own = problem.of_layer(kind)
+    return own, part if own is problem else _share(own, {name: getattr(part, name) for name in _DEGREES})
+
+
+def _share(problem: Problem, degrees: Mapping[str, FloatArray]) -> Share:
     model, runtime = problem.model, problem.runtime
-    tp, cp, mbs, ep, etp = (getattr(cells, name).astype(float) for name in ("tp", "cp", "mbs", "ep", "etp"))
+    tp, cp, mbs, ep, etp = (degrees[name] for name in _DEGREES)
     multiple = float(runtime.vocab_multiple)
     tokens = mbs * problem.workload.seq / cp
     heads = model.heads / tp
@@ -70,6 +84,7 @@ def share(problem: Problem, cells: Cells) -> Share:
         routed_rows=tokens * (moe.top_k if moe else 0) * etp / tp,
         local_experts=(moe.num_experts if moe else 0) / ep,
         etp=etp,
+        ep=ep,
     )
 
 
@@ -147,6 +162,15 @@ def layer_params(model: Model, part: Share, kind: BlockKind = BlockKind.DENSE) -
         0.0 if model.mla else model.hidden * (part.keys + part.values - 2 * model.kv_heads * model.head_dim / part.tp)
     )
     return np.asarray(divided / part.tp + copied + whole + norms, dtype=float), routed
+
+
+def kind_params(problem: Problem, part: Share, kind: LayerKind) -> tuple[FloatArray, FloatArray]:
+    """`layer_params` of a kind of layer; a projector's matrices are divided over tp, the rest of it is whole on every rank."""
+    if kind.projector is None:
+        own, part = layer_share(problem, part, kind)
+        return layer_params(own.model, part, kind.kind)
+    local = kind.projector.matrix_params / part.tp + kind.projector.other_params
+    return np.asarray(local, dtype=float), np.zeros_like(part.tokens)
 
 
 def activation_bytes_moved(model: Model) -> float:

@@ -11,7 +11,7 @@ What hides behind what, beside what hides inside a block:
                          forward pass (overlap.dp); the last block's part is always seen
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -168,8 +168,8 @@ def price_columns(prices: BlockPrices, cell: int, columns: Columns) -> ColumnPri
         backward_compute_s=sums[1],
         forward_exposed_s=sums[2],
         backward_exposed_s=sums[3],
-        hop_in_s=_hops(prices, cell, columns.stage - 1),
-        hop_out_s=_hops(prices, cell, columns.stage),
+        hop_in_s=_hops_behind(prices, cell, columns.stage - 1, np.maximum(columns.first - 1, 0)),
+        hop_out_s=_hops_behind(prices, cell, columns.stage, columns.last),
         sync_s=sync.total,
         optimizer_s=update.total,
         constant_s=constants.total,
@@ -195,7 +195,7 @@ def _split_columns(prices: BlockPrices, cell: int, shape: ColumnShape) -> SplitP
 def _added(values: FloatArray, cell: int, shape: ColumnShape) -> FloatArray:
     """(n,) sum of [cell, kind, recompute] values over the blocks of each column."""
     ends = shape.embedding * values[cell, EMBEDDING, 0] + shape.head * values[cell, HEAD, 0]
-    return np.asarray(np.einsum("nkr,kr->n", shape.layers, values[cell, LAYERS]) + ends)
+    return np.asarray(shape.sum_of_layers(values[cell, LAYERS]) + ends)
 
 
 def _sync(
@@ -238,6 +238,28 @@ def _tied_exchange(prices: BlockPrices, cell: int, shape: ColumnShape) -> Second
         return Seconds.zeros(apart.shape)
     exchanged = collective_s(prices.fabric, Collective.ALL_REDUCE, copies, 2, stride * (pp - 1))
     return exchanged.scaled(apart)
+
+
+def _gathered_hop_s(prices: BlockPrices, cell: int) -> float:
+    """Seconds in which parts of a hidden state that came one to each tensor-parallel rank become whole again."""
+    runtime, cells = prices.problem.runtime, prices.cells
+    if runtime.sequence_parallel or not runtime.scatters_hops:
+        return 0.0
+    tp = int(cells.tp[cell])
+    whole = prices.hop_bytes[cell] * tp
+    return float(collective_s(prices.fabric, Collective.ALL_GATHER, whole, tp, cells.stride("tp")[cell]).total)
+
+
+def _hops_behind(prices: BlockPrices, cell: int, stage: NDArray[np.int64], block: NDArray[np.int64]) -> FloatArray:
+    """(n,) `_hops` of what the blocks in front of the hops, the last of their stages, hand on."""
+    if not prices.problem.model.layer_groups:
+        return _hops(prices, cell, stage)
+    factors = prices.problem.hop_factors[prices.problem.block_places[block]]
+    seconds = np.zeros(len(stage))
+    for factor in np.unique(factors):
+        of_size = replace(prices, hop_bytes=prices.hop_bytes * factor)
+        seconds = np.where(factors == factor, _hops(of_size, cell, stage), seconds)
+    return seconds
 
 
 def _hops(prices: BlockPrices, cell: int, stage: NDArray[np.int64]) -> FloatArray:

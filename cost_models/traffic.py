@@ -9,7 +9,7 @@ from cost_models.collectives import Collective, Fabric, collective_s
 from cost_models.compute import Seconds
 from cost_models.problem import Cells, Problem
 from cost_models.recompute import repeated
-from cost_models.records import BlockKind, ContextExchange
+from cost_models.records import BlockKind, ContextExchange, LayerGroup
 from cost_models.shares import Share, shared_width
 
 
@@ -37,7 +37,11 @@ class TensorCalls:
 
 def tensor_calls(problem: Problem, cells: Cells, fabric: Fabric, part: Share) -> TensorCalls:
     """Seconds of T·h through each collective of tensor parallelism."""
-    num_bytes = part.tokens * problem.model.hidden * compute.element_bytes(problem.workload.precision)
+    return _calls_of_width(problem, cells, fabric, part, problem.model.hidden)
+
+
+def _calls_of_width(problem: Problem, cells: Cells, fabric: Fabric, part: Share, width: int) -> TensorCalls:
+    num_bytes = part.tokens * width * compute.element_bytes(problem.workload.precision)
     stride = cells.stride("tp")
     if problem.runtime.sequence_parallel:
         return TensorCalls(
@@ -59,6 +63,21 @@ def tensor_traffic(problem: Problem, part: Share, calls: TensorCalls, kind: Bloc
     forward = calls.gather.scaled(products) + calls.reduction.scaled(products)
     repeats = calls.gather.scaled(products * again.gathers) + calls.reduction.scaled(products * again.reductions)
     return Traffic(forward=forward, backward=forward + repeats)
+
+
+def projector_traffic(
+    problem: Problem, cells: Cells, fabric: Fabric, part: Share, projector: LayerGroup, recompute_kind: str
+) -> Traffic:
+    """Tensor parallelism in a projector: what a layer has around a product and the one behind it, for each pair of matrices."""
+    again = repeated(problem.runtime.name, recompute_kind)
+    widths = projector.projection
+    pairs = [(widths[at], widths[min(at + 2, len(widths) - 1)]) for at in range(0, len(widths) - 1, 2)]
+    gathered, reduced = (_calls_of_width(problem, cells, fabric, part, sum(side)) for side in zip(*pairs, strict=True))
+    forward = gathered.gather + reduced.reduction
+    # the backward pass gathers what the forward pass scattered, and the other way round
+    backward = reduced.gather + gathered.reduction
+    repeats = gathered.gather.scaled(again.gathers) + reduced.reduction.scaled(again.reductions)
+    return Traffic(forward=forward, backward=backward + repeats)
 
 
 def end_traffic(cells: Cells, fabric: Fabric, part: Share, calls: TensorCalls) -> tuple[Traffic, Traffic]:

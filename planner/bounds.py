@@ -93,10 +93,9 @@ class Bounds:
     def _least_hop_s(self) -> FloatArray:
         """(n,) the least that any hop takes; a stage that fills whole fast domains always hops between two."""
         fabric, stride = self.prices.fabric, self.cells.stride("pp")
+        least_bytes = self.prices.hop_bytes * self.problem.hop_factors[:-1].min()
         far = np.maximum(fabric.domain_size, stride)
-        near_s, far_s = (
-            collective_s(fabric, Collective.P2P, self.prices.hop_bytes, 2, reach).total for reach in (1, far)
-        )
+        near_s, far_s = (collective_s(fabric, Collective.P2P, least_bytes, 2, reach).total for reach in (1, far))
         leaves = (stride >= fabric.domain_size) & (fabric.num_gpus > fabric.domain_size)
         least_s = np.where(leaves, far_s, np.minimum(near_s, far_s))
         family = self.problem.cluster.pools[0].kind.device.family
@@ -106,14 +105,14 @@ class Bounds:
     @cached_property
     def _end_layers(self) -> tuple[IntArray, IntArray]:
         """(n, layer kinds) layers on the first and on the last device of equal chunks; 0 for v = 1."""
-        cells, counts = self.cells, self._layer_counts
-        first, last = (np.zeros((len(cells), len(counts)), dtype=np.int64) for _ in range(2))
+        cells, places = self.cells, self.problem.layer_places
+        first, last = (np.zeros((len(cells), int(places.max()) + 1), dtype=np.int64) for _ in range(2))
         shapes, group = np.unique(np.stack([cells.pp, cells.vpp], axis=1), axis=0, return_inverse=True)
         for number, (pp, vpp) in enumerate(shapes.tolist()):
             if vpp > 1:
                 members = group.ravel() == number
-                first[members] = layers_of_chunks(counts, pp, vpp, 0).sum(axis=0)
-                last[members] = layers_of_chunks(counts, pp, vpp, pp - 1).sum(axis=0)
+                first[members] = layers_of_chunks(places, pp, vpp, 0).sum(axis=0)
+                last[members] = layers_of_chunks(places, pp, vpp, pp - 1).sum(axis=0)
         return first, last
 
     @cached_property
@@ -191,6 +190,7 @@ class Bounds:
             num_micro_batches=self.num_micro_batches,
             schedule=cells.schedule,
             layer_counts=self._layer_counts,
+            layer_places=self.problem.layer_places,
             layer_s=self._block_s[:, LAYERS],
             layer_activation_bytes=prices.activation_bytes[:, LAYERS][..., kinds],
             layer_state_bytes=state[:, LAYERS],
@@ -215,15 +215,105 @@ class Bounds:
         """Of the cells `among`: no plan that fits and has J ≤ `below_s` has a smaller J; infinite where there is none."""
         vpp = self.cells.vpp[among]
         repeats = self.num_micro_batches[among] - 1 / vpp
-        with np.errstate(divide="ignore", invalid="ignore"):
-            over_s = below_s - self.longest_tails_s[among] - self.least_totals_s[among] / vpp
-            heaviest_s = np.where(repeats > 0, over_s / repeats * (1 + _ROUNDING), np.inf)
-        closed_s, memory = self.objective_s[among], self._memory.take(among)
-        extra = extra_seconds(memory, self._most_layers(memory, heaviest_s), closed_s <= below_s)
-        nothing = np.zeros(len(among))
-        once_s = np.maximum(closed_s, self._objective(among, *extra, nothing))
-        loads_s = least_loads(memory, heaviest_s, once_s <= below_s)
-        return np.maximum(once_s, self._objective(among, *extra, loads_s))
+
+        def heaviest_s(tails_s: FloatArray) -> FloatArray:
+            with np.errstate(divide="ignore", invalid="ignore"):
+                over_s = below_s - tails_s - self.least_totals_s[among] / vpp
+                return np.where(repeats > 0, over_s / repeats * (1 + _ROUNDING), np.inf)
+
+        memory = self._memory.take(among)
+        tails_s = self._tails(among, heaviest_s(self.longest_tails_s[among]))
+        most_s, nothing = heaviest_s(tails_s), np.zeros(len(among))
+        bound_s = np.maximum(self.objective_s[among], self._objective(among, nothing, nothing, nothing, tails_s))
+        extra = extra_seconds(memory, self._most_layers(memory, most_s), bound_s <= below_s)
+        bound_s = np.maximum(bound_s, self._objective(among, *extra, nothing, tails_s))
+        loads_s = least_loads(memory, most_s, bound_s <= below_s)
+        return np.maximum(bound_s, self._objective(among, *extra, loads_s, tails_s))
+
+    def _tails(self, among: IntArray, heaviest_s: FloatArray) -> FloatArray:
+        """κ at least, with what is left of the exchanges at the end of the step.
+
+        v = 1, no device with more load than `heaviest_s`: some device has the mean of the parameters or more; they hide
+        behind no more than that load, and a block's part never hides. Of experts and of the others each mean counts alone.
+        v > 1: the blocks of the first and the last device are known, and J counts their tails without recompute.
+        """
+        common, routed, parts = self._mean_params
+        slower, hides = self.prices.slower[among], self._hidden_share
+        most_blocks = self._most_layers(self._memory.take(among), heaviest_s) + 2
+        found = [self.longest_tails_s[among]]
+        for params, experts in ((common[among], np.zeros(len(among))), (np.zeros(len(among)), routed[among])):
+            updated = params / parts[0][among] + experts / parts[1][among]
+            exchanged_s = sum(late_s(self.prices, among, params, experts))
+            with np.errstate(invalid="ignore"):
+                left_s = np.maximum(
+                    np.nan_to_num(exchanged_s - slower * hides * heaviest_s, neginf=0.0),
+                    exchanged_s / np.maximum(most_blocks, 1),
+                )
+            found.append(self._constant_s + self._update_s(updated) + left_s)
+        plain = np.maximum.reduce(found)
+        chunked = np.flatnonzero(self.cells.vpp[among] > 1)
+        if len(chunked):
+            plain[chunked] = np.maximum(self.longest_tails_s[among[chunked]], self._end_tails(among[chunked]))
+        return plain
+
+    @cached_property
+    def _mean_params(self) -> tuple[FloatArray, FloatArray, tuple[IntArray, IntArray]]:
+        """(n,) parameters of the mean device: all but the routed experts, and these; and the parts of their updates."""
+        params, counts = self.prices.memory.params, self.problem.block_counts
+        pp = self.cells.pp
+        return params.common @ counts / pp, params.experts @ counts / pp, self.prices.optimizer_parts
+
+    def _update_s(self, params: FloatArray) -> FloatArray:
+        return np.asarray(compute.moved_s(self.prices.rates, self.prices.rates.optimizer_bytes, params).total)
+
+    @property
+    def _hidden_share(self) -> float:
+        """The share of a device's work behind which exchanges at the end of the step hide."""
+        family, runtime = self.problem.cluster.pools[0].kind.device.family, self.problem.runtime
+        return value(self.problem.calibration, "overlap.dp", family, runtime.name) if runtime.overlaps_dp else 0.0
+
+    def _end_tails(self, among: IntArray) -> FloatArray:
+        """v > 1: the longer tail of the first and the last device, as J counts them."""
+        shapes = [self._end_chunks(pp, vpp) for pp, vpp in zip(self.cells.pp[among].tolist(), self.cells.vpp[among].tolist(), strict=True)]
+        place = np.repeat(np.arange(len(among)), [len(rows) for rows in shapes])
+        rows = np.concatenate(shapes)
+        device, times, embedding, head, layers = rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3], rows[:, 4:]
+        cell, prices = among[place], self.prices
+        counts = np.column_stack([embedding, layers, head])
+        common = (counts * prices.memory.params.common[cell]).sum(axis=1)
+        common = common + head * (1 - embedding) * prices.memory.params.tied_copy[cell]
+        routed = (counts * prices.memory.params.experts[cell]).sum(axis=1)
+        fastest = self.kinds[0]
+        forward_s, backward_s = (
+            (counts * seconds[cell][:, :, fastest]).sum(axis=1) for seconds in (prices.forward_s, prices.backward_s)
+        )
+        gradients_s, weights_s = late_s(prices, cell, common, routed)
+        left_s, hides = np.zeros(len(cell)), prices.slower[cell] * self._hidden_share
+        for exchanged_s, room_s in ((gradients_s, backward_s), (weights_s, forward_s)):
+            left_s += np.maximum(exchanged_s - hides * room_s, exchanged_s / counts.sum(axis=1))
+        divided = prices.optimizer_parts
+        tails_s = np.zeros((len(among), 2))
+        update_s = self._update_s(common / divided[0][cell] + routed / divided[1][cell])
+        np.add.at(tails_s, (place, device), times * (left_s + update_s))
+        return np.asarray(self._constant_s + tails_s.max(axis=1))
+
+    def _end_chunks(self, pp: int, vpp: int) -> IntArray:
+        """(rows, 4 + layer kinds): unlike chunks of the first device (0) and the last (1): which of the two, how many there are
+        of them, whether they hold the embedding and the head, and their layers of each kind."""
+        if (pp, vpp) not in self._known_chunks:
+            rows = []
+            for which, device in enumerate((0, pp - 1)):
+                layers = layers_of_chunks(self.problem.layer_places, pp, vpp, device)
+                ends = np.zeros((vpp, 2), dtype=np.int64)
+                ends[0, 0], ends[-1, 1] = device == 0, device == pp - 1
+                unlike, times = np.unique(np.column_stack([ends, layers]), axis=0, return_counts=True)
+                rows.append(np.column_stack([np.full(len(times), which), times, unlike]))
+            self._known_chunks[pp, vpp] = np.concatenate(rows)
+        return self._known_chunks[pp, vpp]
+
+    @cached_property
+    def _known_chunks(self) -> dict[tuple[int, int], IntArray]:
+        return {}
 
     def simulated_below(self, below_s: float, among: IntArray) -> FloatArray:
         """Of the cells `among`: no plan that fits and has R ≤ `below_s` has a smaller R; infinite where there is none."""

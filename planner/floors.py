@@ -39,7 +39,9 @@ class CellMemory:
     num_micro_batches: IntArray
     schedule: np.ndarray
     layer_counts: IntArray
-    """(L,) layers of each kind, in the order of the model."""
+    """(L,) layers of each kind."""
+    layer_places: IntArray
+    """(layers,) the number of each layer's kind, in the order of the model."""
     layer_s: FloatArray
     """(n, L, R) forward and backward of a layer, by kind of layer and of recompute."""
     layer_activation_bytes: FloatArray
@@ -65,7 +67,7 @@ class CellMemory:
 
     def take(self, chosen: IntArray) -> "CellMemory":
         """What memory asks of some of the cells."""
-        whole = ("layer_counts", "limit_bytes")
+        whole = ("layer_counts", "layer_places", "limit_bytes")
         arrays = {e.name: getattr(self, e.name)[chosen] for e in fields(self) if e.name not in whole}
         return replace(self, **arrays)
 
@@ -254,13 +256,13 @@ def _together(
     return np.where(too_much, np.inf, extra)
 
 
-def layers_of_chunks(layer_counts: IntArray, pp: int, vpp: int, device: int) -> IntArray:
+def layers_of_chunks(layer_places: IntArray, pp: int, vpp: int, device: int) -> IntArray:
     """(vpp, L) layers of each kind in the virtual stages of a device, where all hold as many."""
-    each = int(layer_counts.sum()) // (pp * vpp)
+    each = len(layer_places) // (pp * vpp)
     begin = (np.arange(vpp) * pp + device) * each
-    until = np.cumsum(layer_counts)
-    inside: IntArray = np.minimum(begin[:, None] + each, until) - np.maximum(begin[:, None], until - layer_counts)
-    return np.asarray(np.maximum(inside, 0))
+    done = np.zeros((len(layer_places) + 1, int(layer_places.max()) + 1), dtype=np.int64)
+    np.cumsum(layer_places[:, None] == np.arange(done.shape[1]), axis=0, out=done[1:])
+    return np.asarray(done[begin + each] - done[begin])
 
 
 def _first_device(
@@ -268,7 +270,7 @@ def _first_device(
 ) -> FloatArray:
     """v > 1: extra seconds of the first device of the cells `where`, which share its in-flight vectors (V, v)."""
     vpp = vectors.shape[1]
-    layers = layers_of_chunks(cells.layer_counts, int(cells.pp[where[0]]), vpp, 0)
+    layers = layers_of_chunks(cells.layer_places, int(cells.pp[where[0]]), vpp, 0)
     held = cells.layer_state_bytes[where] @ layers.sum(axis=0) + cells.first_state_bytes[where]
     held = held + cells.device_bytes[where] - cells.limit_bytes
     alive = vectors @ layers  # (V, L) layers times micro-batches in flight

@@ -195,7 +195,7 @@ class Priced:
             return chunk_spans(num_layers, layout.num_virtual_stages)
         kinds = list(self.kinds)
         by_kind_s = self._block_s[index][:, kinds].min(axis=1)
-        return free_spans(np.repeat(by_kind_s, self.problem.block_counts), layout.pp, heaviest)
+        return free_spans(by_kind_s[self.problem.block_places], layout.pp, heaviest)
 
     def _fitting(self, cell: CellProblem, spans: Spans) -> StageColumns:
         """v = 1: of each span, the cheapest recompute where it fits, else the ways of recompute that fit.
@@ -320,7 +320,7 @@ class Priced:
         block_s = self._block_s[cell.index]
         shape = self._shape(spans, counts)
         ends_s = shape.embedding * block_s[EMBEDDING].min() + shape.head * block_s[HEAD].min()
-        return np.asarray(np.einsum("nkr,kr->n", shape.layers, block_s[LAYERS]) + ends_s)
+        return np.asarray(shape.sum_of_layers(block_s[LAYERS]) + ends_s)
 
     def _mixed(self, cell: CellProblem, spans: Spans) -> StageColumns:
         """v > 1: every mixture of kinds of recompute, without those that leave no time for the device's other chunks."""
