@@ -62,25 +62,45 @@ class Late:
     """Behind the first micro-batch's forward pass."""
 
 
-def _late_traffic(prices: BlockPrices, cell: int, params: FloatArray, *, experts: bool) -> Late:
-    """Of all but the routed experts, or of these."""
+def _late_traffic(prices: BlockPrices, cell: int | NDArray[np.int64], params: FloatArray, *, experts: bool) -> Late:
+    """Of all but the routed experts, or of these; `cell` is one for all `params`, or one for each."""
     problem, cells, links = prices.problem, prices.cells, prices.fabric
-    zero = int(cells.zero[cell])
+    zero = cells.zero[cell]
     groups = (
         (cells.expert_shard_group, cells.expert_replica_group) if experts else (cells.shard_group, cells.replica_group)
     )
-    (shard, shard_stride), (copies, copy_stride) = ((int(group[0][cell]), int(group[1][cell])) for group in groups)
+    (shard, shard_stride), (copies, copy_stride) = ((group[0][cell], group[1][cell]) for group in groups)
     gradient = params * reduce_bytes(problem)
     weight = params * compute.element_bytes(problem.workload.precision)
-    divided = shard if zero >= 1 else 1
-    gradients = collective_s(links, Collective.ALL_REDUCE, gradient / divided, copies, copy_stride)
+    gradients = collective_s(
+        links, Collective.ALL_REDUCE, gradient / np.where(zero >= 1, shard, 1), copies, copy_stride
+    )
     weights = Seconds.zeros(params.shape)
-    late = bool(synchronised_late(problem, cells)[cell])
-    if zero == 1 or (zero >= 2 and late):
-        gradients = gradients + collective_s(links, Collective.REDUCE_SCATTER, gradient, shard, shard_stride)
-    if zero == 1 or (zero >= 2 and (late or cells.gather[cell] is Gather.STEP)):
-        weights = collective_s(links, Collective.ALL_GATHER, weight, shard, shard_stride)
+    late = synchronised_late(problem, cells)[cell]
+    scattered = (zero == 1) | ((zero >= 2) & late)
+    gathered = (zero == 1) | ((zero >= 2) & (late | (cells.gather[cell] == Gather.STEP)))
+    if np.any(scattered):
+        reduced = collective_s(links, Collective.REDUCE_SCATTER, gradient, shard, shard_stride)
+        gradients = gradients + reduced.scaled(scattered)
+    if np.any(gathered):
+        weights = collective_s(links, Collective.ALL_GATHER, weight, shard, shard_stride).scaled(gathered)
     return Late(gradients=gradients, weights=weights)
+
+
+def late_s(
+    prices: BlockPrices, cell: NDArray[np.int64], common: FloatArray, routed: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """(n,) seconds, on the slowest rank, in which so many parameters of each cell are exchanged at the end of a step before
+    anything hides it: gradients, and weights. It never falls when there are more parameters.
+    """
+    late = [_late_traffic(prices, cell, common, experts=False)]
+    if routed.any():
+        late.append(_late_traffic(prices, cell, routed, experts=True))
+    slower = prices.slower[cell]
+    return (
+        np.asarray(sum(one.gradients.total for one in late) * slower),
+        np.asarray(sum(one.weights.total for one in late) * slower),
+    )
 
 
 # --- columns --------------------------------------------------------------------------------------------------------------

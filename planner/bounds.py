@@ -15,7 +15,7 @@ from cost_models.collectives import Collective, collective_s
 from cost_models.memory import context_bytes
 from cost_models.problem import Cells, Problem
 from cost_models.schedules import FloatArray, IntArray
-from cost_models.stage import EMBEDDING, HEAD, LAYERS, BlockPrices
+from cost_models.stage import EMBEDDING, HEAD, LAYERS, BlockPrices, late_s
 from cost_models.step import CellFloors, cell_floors, closed_lower_bound_s, closed_objective_bound_s
 from planner.floors import CellMemory, extra_seconds, layers_of_chunks, least_loads
 
@@ -77,12 +77,8 @@ class Bounds:
     @cached_property
     def longest_tails_s(self) -> FloatArray:
         """(n,) κ at least: the optimizer's time is linear in the parameters, so some device has the mean of it or more."""
-        cells, prices = self.cells, self.prices
-        params, counts = prices.memory.params, self.problem.block_counts
-        common, routed = prices.optimizer_parts
-        mean_params = (params.common @ counts / common + params.experts @ counts / routed) / cells.pp
-        update = compute.moved_s(prices.rates, prices.rates.optimizer_bytes, mean_params).total
-        return np.asarray(self._constant_s + update)
+        common, routed, parts = self._mean_params
+        return np.asarray(self._constant_s + self._update_s(common / parts[0] + routed / parts[1]))
 
     @cached_property
     def least_totals_s(self) -> FloatArray:
@@ -134,11 +130,17 @@ class Bounds:
         return self._objective(every, *(np.zeros(len(every)) for _ in range(3)))
 
     def _objective(
-        self, among: IntArray, extra_s: FloatArray, extra_first_s: FloatArray, loads_s: FloatArray
+        self,
+        among: IntArray,
+        extra_s: FloatArray,
+        extra_first_s: FloatArray,
+        loads_s: FloatArray,
+        tails_s: FloatArray | None = None,
     ) -> FloatArray:
-        """The bound where every plan recomputes for `extra_s` a micro-batch, `extra_first_s` of it on the first device,
-        and has a device with a load of `loads_s`."""
+        """The bound where every plan recomputes for `extra_s` a micro-batch, `extra_first_s` of it on the first device, has a
+        device with a load of `loads_s` and one with a tail of `tails_s`."""
         vpp, num_micro = self.cells.vpp[among], self.num_micro_batches[among]
+        tails_s = self.longest_tails_s[among] if tails_s is None else tails_s
         total_s = self.least_totals_s[among] + extra_s
         hops_s = np.where(vpp > 1, (2 * vpp - 1) * self._least_hop_s[among], 0.0)
         load_s = np.maximum.reduce(
@@ -151,9 +153,7 @@ class Bounds:
             ]
         )
         with np.errstate(invalid="ignore"):  # 0 x infinity: one micro-batch that does not fit
-            bound_s = (
-                np.nan_to_num((num_micro - 1 / vpp) * load_s, nan=np.inf) + total_s / vpp + self.longest_tails_s[among]
-            )
+            bound_s = np.nan_to_num((num_micro - 1 / vpp) * load_s, nan=np.inf) + total_s / vpp + tails_s
         return np.asarray(np.maximum(bound_s, closed_objective_bound_s(_of(self.floors, among), vpp, num_micro)))
 
     @cached_property
