@@ -15,7 +15,7 @@ from cost_models.collectives import Collective, collective_s
 from cost_models.memory import context_bytes
 from cost_models.problem import Cells, Problem
 from cost_models.schedules import FloatArray, IntArray
-from cost_models.stage import EMBEDDING, HEAD, LAYERS, BlockPrices
+from cost_models.stage import EMBEDDING, HEAD, LAYERS, BlockPrices, late_s
 from cost_models.step import CellFloors, cell_floors, closed_lower_bound_s, closed_objective_bound_s
 from planner.floors import CellMemory, extra_seconds, layers_of_chunks, least_loads
 
@@ -77,12 +77,8 @@ class Bounds:
     @cached_property
     def longest_tails_s(self) -> FloatArray:
         """(n,) κ at least: the optimizer's time is linear in the parameters, so some device has the mean of it or more."""
-        cells, prices = self.cells, self.prices
-        params, counts = prices.memory.params, self.problem.block_counts
-        common, routed = prices.optimizer_parts
-        mean_params = (params.common @ counts / common + params.experts @ counts / routed) / cells.pp
-        update = compute.moved_s(prices.rates, prices.rates.optimizer_bytes, mean_params).total
-        return np.asarray(self._constant_s + update)
+        common, routed, parts = self._mean_params
+        return np.asarray(self._constant_s + self._update_s(common / parts[0] + routed / parts[1]))
 
     @cached_property
     def least_totals_s(self) -> FloatArray:
@@ -134,11 +130,17 @@ class Bounds:
         return self._objective(every, *(np.zeros(len(every)) for _ in range(3)))
 
     def _objective(
-        self, among: IntArray, extra_s: FloatArray, extra_first_s: FloatArray, loads_s: FloatArray
+        self,
+        among: IntArray,
+        extra_s: FloatArray,
+        extra_first_s: FloatArray,
+        loads_s: FloatArray,
+        tails_s: FloatArray | None = None,
     ) -> FloatArray:
-        """The bound where every plan recomputes for `extra_s` a micro-batch, `extra_first_s` of it on the first device,
-        and has a device with a load of `loads_s`."""
+        """The bound where every plan recomputes for `extra_s` a micro-batch, `extra_first_s` of it on the first device, has a
+        device with a load of `loads_s` and one with a tail of `tails_s`."""
         vpp, num_micro = self.cells.vpp[among], self.num_micro_batches[among]
+        tails_s = self.longest_tails_s[among] if tails_s is None else tails_s
         total_s = self.least_totals_s[among] + extra_s
         hops_s = np.where(vpp > 1, (2 * vpp - 1) * self._least_hop_s[among], 0.0)
         load_s = np.maximum.reduce(
@@ -151,9 +153,7 @@ class Bounds:
             ]
         )
         with np.errstate(invalid="ignore"):  # 0 x infinity: one micro-batch that does not fit
-            bound_s = (
-                np.nan_to_num((num_micro - 1 / vpp) * load_s, nan=np.inf) + total_s / vpp + self.longest_tails_s[among]
-            )
+            bound_s = np.nan_to_num((num_micro - 1 / vpp) * load_s, nan=np.inf) + total_s / vpp + tails_s
         return np.asarray(np.maximum(bound_s, closed_objective_bound_s(_of(self.floors, among), vpp, num_micro)))
 
     @cached_property
@@ -215,15 +215,105 @@ class Bounds:
         """Of the cells `among`: no plan that fits and has J ≤ `below_s` has a smaller J; infinite where there is none."""
         vpp = self.cells.vpp[among]
         repeats = self.num_micro_batches[among] - 1 / vpp
-        with np.errstate(divide="ignore", invalid="ignore"):
-            over_s = below_s - self.longest_tails_s[among] - self.least_totals_s[among] / vpp
-            heaviest_s = np.where(repeats > 0, over_s / repeats * (1 + _ROUNDING), np.inf)
-        closed_s, memory = self.objective_s[among], self._memory.take(among)
-        extra = extra_seconds(memory, self._most_layers(memory, heaviest_s), closed_s <= below_s)
-        nothing = np.zeros(len(among))
-        once_s = np.maximum(closed_s, self._objective(among, *extra, nothing))
-        loads_s = least_loads(memory, heaviest_s, once_s <= below_s)
-        return np.maximum(once_s, self._objective(among, *extra, loads_s))
+
+        def heaviest_s(tails_s: FloatArray) -> FloatArray:
+            with np.errstate(divide="ignore", invalid="ignore"):
+                over_s = below_s - tails_s - self.least_totals_s[among] / vpp
+                return np.where(repeats > 0, over_s / repeats * (1 + _ROUNDING), np.inf)
+
+        memory = self._memory.take(among)
+        tails_s = self._tails(among, heaviest_s(self.longest_tails_s[among]))
+        most_s, nothing = heaviest_s(tails_s), np.zeros(len(among))
+        bound_s = np.maximum(self.objective_s[among], self._objective(among, nothing, nothing, nothing, tails_s))
+        extra = extra_seconds(memory, self._most_layers(memory, most_s), bound_s <= below_s)
+        bound_s = np.maximum(bound_s, self._objective(among, *extra, nothing, tails_s))
+        loads_s = least_loads(memory, most_s, bound_s <= below_s)
+        return np.maximum(bound_s, self._objective(among, *extra, loads_s, tails_s))
+
+    def _tails(self, among: IntArray, heaviest_s: FloatArray) -> FloatArray:
+        """κ at least, with what is left of the exchanges at the end of the step.
+
+        v = 1, no device with more load than `heaviest_s`: some device has the mean of the parameters or more; they hide
+        behind no more than that load, and a block's part never hides. Of experts and of the others each mean counts alone.
+        v > 1: the blocks of the first and the last device are known, and J counts their tails without recompute.
+        """
+        common, routed, parts = self._mean_params
+        slower, hides = self.prices.slower[among], self._hidden_share
+        most_blocks = self._most_layers(self._memory.take(among), heaviest_s) + 2
+        found = [self.longest_tails_s[among]]
+        for params, experts in ((common[among], np.zeros(len(among))), (np.zeros(len(among)), routed[among])):
+            updated = params / parts[0][among] + experts / parts[1][among]
+            exchanged_s = sum(late_s(self.prices, among, params, experts))
+            with np.errstate(invalid="ignore"):
+                left_s = np.maximum(
+                    np.nan_to_num(exchanged_s - slower * hides * heaviest_s, neginf=0.0),
+                    exchanged_s / np.maximum(most_blocks, 1),
+                )
+            found.append(self._constant_s + self._update_s(updated) + left_s)
+        plain = np.maximum.reduce(found)
+        chunked = np.flatnonzero(self.cells.vpp[among] > 1)
+        if len(chunked):
+            plain[chunked] = np.maximum(self.longest_tails_s[among[chunked]], self._end_tails(among[chunked]))
+        return plain
+
+    @cached_property
+    def _mean_params(self) -> tuple[FloatArray, FloatArray, tuple[IntArray, IntArray]]:
+        """(n,) parameters of the mean device: all but the routed experts, and these; and the parts of their updates."""
+        params, counts = self.prices.memory.params, self.problem.block_counts
+        pp = self.cells.pp
+        return params.common @ counts / pp, params.experts @ counts / pp, self.prices.optimizer_parts
+
+    def _update_s(self, params: FloatArray) -> FloatArray:
+        return np.asarray(compute.moved_s(self.prices.rates, self.prices.rates.optimizer_bytes, params).total)
+
+    @property
+    def _hidden_share(self) -> float:
+        """The share of a device's work behind which exchanges at the end of the step hide."""
+        family, runtime = self.problem.cluster.pools[0].kind.device.family, self.problem.runtime
+        return value(self.problem.calibration, "overlap.dp", family, runtime.name) if runtime.overlaps_dp else 0.0
+
+    def _end_tails(self, among: IntArray) -> FloatArray:
+        """v > 1: the longer tail of the first and the last device, as J counts them."""
+        shapes = [self._end_chunks(pp, vpp) for pp, vpp in zip(self.cells.pp[among].tolist(), self.cells.vpp[among].tolist(), strict=True)]
+        place = np.repeat(np.arange(len(among)), [len(rows) for rows in shapes])
+        rows = np.concatenate(shapes)
+        device, times, embedding, head, layers = rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3], rows[:, 4:]
+        cell, prices = among[place], self.prices
+        counts = np.column_stack([embedding, layers, head])
+        common = (counts * prices.memory.params.common[cell]).sum(axis=1)
+        common = common + head * (1 - embedding) * prices.memory.params.tied_copy[cell]
+        routed = (counts * prices.memory.params.experts[cell]).sum(axis=1)
+        fastest = self.kinds[0]
+        forward_s, backward_s = (
+            (counts * seconds[cell][:, :, fastest]).sum(axis=1) for seconds in (prices.forward_s, prices.backward_s)
+        )
+        gradients_s, weights_s = late_s(prices, cell, common, routed)
+        left_s, hides = np.zeros(len(cell)), prices.slower[cell] * self._hidden_share
+        for exchanged_s, room_s in ((gradients_s, backward_s), (weights_s, forward_s)):
+            left_s += np.maximum(exchanged_s - hides * room_s, exchanged_s / counts.sum(axis=1))
+        divided = prices.optimizer_parts
+        tails_s = np.zeros((len(among), 2))
+        update_s = self._update_s(common / divided[0][cell] + routed / divided[1][cell])
+        np.add.at(tails_s, (place, device), times * (left_s + update_s))
+        return np.asarray(self._constant_s + tails_s.max(axis=1))
+
+    def _end_chunks(self, pp: int, vpp: int) -> IntArray:
+        """(rows, 4 + layer kinds): unlike chunks of the first device (0) and the last (1): which of the two, how many there are
+        of them, whether they hold the embedding and the head, and their layers of each kind."""
+        if (pp, vpp) not in self._known_chunks:
+            rows = []
+            for which, device in enumerate((0, pp - 1)):
+                layers = layers_of_chunks(self.problem.layer_places, pp, vpp, device)
+                ends = np.zeros((vpp, 2), dtype=np.int64)
+                ends[0, 0], ends[-1, 1] = device == 0, device == pp - 1
+                unlike, times = np.unique(np.column_stack([ends, layers]), axis=0, return_counts=True)
+                rows.append(np.column_stack([np.full(len(times), which), times, unlike]))
+            self._known_chunks[pp, vpp] = np.concatenate(rows)
+        return self._known_chunks[pp, vpp]
+
+    @cached_property
+    def _known_chunks(self) -> dict[tuple[int, int], IntArray]:
+        return {}
 
     def simulated_below(self, below_s: float, among: IntArray) -> FloatArray:
         """Of the cells `among`: no plan that fits and has R ≤ `below_s` has a smaller R; infinite where there is none."""
