@@ -60,7 +60,7 @@ class BlockPrices:
     activation_bytes: FloatArray
     """Kept per micro-batch in flight."""
     hop_bytes: FloatArray
-    """[cell] of the hidden state between two stages."""
+    """[cell] of the hidden state between two stages, a rank's part of it."""
     slower: FloatArray
     """[cell] factor by which the slowest rank is slower."""
     memory: BlockMemory
@@ -191,7 +191,7 @@ def _price_each(problem: Problem, cells: Cells) -> BlockPrices:
         backward_exposed_s=totals[3],
         basis_s=sum(stacks) * slower[:, None, None, None],
         activation_bytes=_activation_bytes(held, len(problem.recompute_kinds)),
-        hop_bytes=part.tokens * problem.model.hidden / part.sequence_parts * rates.element_bytes,
+        hop_bytes=part.tokens * problem.model.hidden / part.hop_parts * rates.element_bytes,
         slower=slower,
         memory=held,
         fabric=links,

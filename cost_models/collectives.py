@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cost_models.calibrations import Rate, rate
+from cost_models.calibrations import Rate, rate, value_or
 from cost_models.compute import Seconds
 from cost_models.records import Calibration, Cluster, Curve, Link, RecordError
 
@@ -46,6 +46,8 @@ RING_PLATEAU = 1.4
 """Times its latency that a ring's all-reduce of large messages has between nodes ("plateau effect of ring": NVIDIA/nccl
 src/graph/tuning.cc, from compute capability 8)."""
 
+DETOUR = "link.efficiency_apart"
+"""Coefficient: part of a node's way out that a ring uses whose members there have no interface in common."""
 TREE_HOP_S = {"intra": 28e-6, "network": 50e-6}
 """Latency of one hop of a tree, large messages: that of a chunk of 256 kB (NVIDIA/nccl src/graph/tuning.cc, 01afd20a)."""
 
@@ -125,6 +127,10 @@ class Fabric:
     """nccl or gloo."""
     launch_s: float
     """Constant of one collective."""
+    devices_per_nic: int
+    """Devices that share one interface."""
+    detour_share: float
+    """What a ring finds of its way out of a domain whose members there have no interface in common."""
     ring_plateau: float
     """Times its latency that a ring's all-reduce has between domains."""
     curves: dict[str, Curve]
@@ -186,6 +192,8 @@ def fabric(cluster: Cluster, calibration: Calibration) -> Fabric:
         levels=tuple(levels),
         flow_bytes_per_s=network.bytes_per_s * kind.gpus_per_node / kind.num_nics if backend == "gloo" else math.inf,
         backend=backend,
+        devices_per_nic=max(kind.gpus_per_node // kind.num_nics, 1),
+        detour_share=value_or(1.0, calibration, DETOUR, backend),
         launch_s=rate(calibration, "collective.launch_s", backend).value,
         ring_plateau=RING_PLATEAU if backend == "nccl" else 1.0,
         curves=dict(calibration.curves),
@@ -285,12 +293,24 @@ def intra_bytes_per_s(fabric: Fabric, inside: FloatArray) -> FloatArray:
     return fabric.intra.bytes_per_s * np.clip((inside - 1) / fabric.intra.num_peers, 1 / fabric.intra.num_peers, 1.0)
 
 
+def _takes_detours(fabric: Fabric, groups: Groups) -> NDArray[np.bool_]:
+    """Where devices share interfaces: several members in a domain, no two of them at one interface.
+
+    A ring enters a domain at one member and leaves it at another. Neighbours share an interface, which then carries both
+    directions; members far apart have one each, and those carry one direction, or the traffic goes through the host.
+    """
+    apart = (groups.inside > 1) & (groups.stride >= fabric.devices_per_nic) & groups.outside
+    return np.asarray(apart & (fabric.devices_per_nic > 1))
+
+
 def group_bytes_per_s(fabric: Fabric, groups: Groups, *, together: bool = True) -> FloatArray:
     """Bandwidth that one ring of a group finds: the least over the levels that it crosses.
 
     together = the members of a domain share one way out (a ring); otherwise each sends for itself (all-to-all, p2p).
     """
     shares = groups.inside if together else np.ones_like(groups.inside)
+    if together:
+        shares = np.where(_takes_detours(fabric, groups), fabric.detour_share * shares, shares)
     out = np.minimum(shares * fabric.network.bytes_per_s, fabric.flow_bytes_per_s)
     intra = intra_bytes_per_s(fabric, groups.inside)
     bound = np.where(groups.outside, out, intra)

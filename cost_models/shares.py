@@ -26,6 +26,8 @@ class Share:
     cp: FloatArray
     sequence_parts: FloatArray
     """Parts of norms and residuals: tp with sequence parallelism, else 1."""
+    hop_parts: FloatArray
+    """Parts in which the hidden state goes from stage to stage: tp where the runtime divides it, else 1."""
     queries: FloatArray
     """Width of the local queries."""
     keys: FloatArray
@@ -74,6 +76,7 @@ def _share(problem: Problem, degrees: Mapping[str, FloatArray]) -> Share:
         tp=tp,
         cp=cp,
         sequence_parts=tp if runtime.sequence_parallel else np.ones_like(tp),
+        hop_parts=tp if runtime.sequence_parallel or runtime.scatters_hops else np.ones_like(tp),
         queries=heads * model.query_head_dim,
         keys=kv_heads * model.query_head_dim,
         values=kv_heads * model.value_head_dim,

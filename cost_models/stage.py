@@ -294,7 +294,7 @@ def _hops(prices: BlockPrices, cell: int, stage: NDArray[np.int64]) -> FloatArra
     hidden = value(prices.problem.calibration, "overlap.p2p", family, prices.problem.runtime.name)
     # the share is of a formula that adds hops to the work; where the lists are played, they say what hides a hop
     seen = 1.0 - hidden if cells.schedule[cell] in WITH_FORMULA else 1.0
-    by_device = seen * hop_s(prices.fabric, num_bytes, stride, pp)
+    by_device = seen * (hop_s(prices.fabric, num_bytes, stride, pp) + _gathered_hop_s(prices, cell))
     inside = (stage >= 0) & (stage < num_stages - 1)
     if cells.schedule[cell] not in V_PLACED:
         return np.where(inside, by_device[np.mod(stage, pp)], 0.0)

@@ -33,6 +33,7 @@ FITTED: Mapping[str, float] = {
     "link.efficiency.nvlink3-jean-zay": 0.3,
     "link.latency_s.nvlink3-jean-zay": 1.0,
     "link.efficiency.nvlink3": 0.15,
+    "link.efficiency_apart.nccl": 0.5,
     "overlap.tp": 0.05,
     "overlap.p2p.megatron-bridge": 0.1,
     "overlap.ep": 0.15,

@@ -80,6 +80,8 @@ class Runtime:
     """How it brings keys and values to the queries where cp > 1."""
     sequence_parallel: bool = True
     """Norms and residuals are divided over tp along the sequence."""
+    scatters_hops: bool = False
+    """Between two stages each tensor-parallel rank sends its part of the hidden state, which is gathered where it arrives."""
     unsharded_gradients_with_pp: bool = False
     """In a pipeline, gradients stay whole and parameters gathered until the last micro-batch, whatever ZeRO says."""
     offload_moves: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

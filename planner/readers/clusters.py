@@ -450,12 +450,21 @@ def read_interconnect(text: str, kind: NodeKind) -> tuple[Link, int] | None:
     if match := re.search(rf"{_RATE}\s*(?:/|per)\s*gpu", lowered):
         return _network(kind, float(match[1])), kind.gpus_per_node
     if match := re.search(rf"{_RATE}\s*(?:roce|ib|efa)?\s*(?:/\s*node|per node|inter-node)", lowered):
-        return _network(kind, float(match[1]) / kind.num_nics), kind.num_nics
+        return _of_node(kind, float(match[1]))
     if match := re.search(r"(\d+)\s*gbe", lowered):
         return Link(name=f"ethernet-{match[1]}", bandwidth_bytes_per_s=float(match[1]) * _BYTES_PER_GBIT), 1
     if match := re.fullmatch(rf"<?\s*{_RATE}", lowered):
         return _network(kind, float(match[1])), 1
     return None
+
+
+def _of_node(kind: NodeKind, gbit_per_s: float) -> tuple[Link, int]:
+    """Interfaces of a node from what they carry together: a whole number of its own class, where these are no more than it has,
+    else as many as it has with an equal part each."""
+    own = gbit_per_s * _BYTES_PER_GBIT / kind.nic.bandwidth_bytes_per_s
+    if own.is_integer() and 1 <= own <= kind.num_nics:
+        return kind.nic, int(own)
+    return _network(kind, gbit_per_s / kind.num_nics), kind.num_nics
 
 
 def _network(kind: NodeKind, gbit_per_s: float) -> Link:

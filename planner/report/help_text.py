@@ -229,6 +229,7 @@ def _runtime_lines(runtime: Runtime, aliases: Iterable[str]) -> list[str]:
         text
         for holds, text in (
             (runtime.sequence_parallel, "sequence parallelism beside tp"),
+            (runtime.scatters_hops, "each tp rank sends its part of what passes between stages"),
             (runtime.overlaps_dp, "gradients are synchronised behind the backward pass"),
             (runtime.overlaps_tp, "tp collectives hide behind products"),
             (runtime.unsharded_gradients_with_pp, "gradients stay whole in a pipeline"),

@@ -348,7 +348,7 @@ def test_what_the_short_form_may_not_say(facts, words):
     [
         ("NVLink4 8-GPU + 400Gb/GPU (DGX Cloud; guess)", "ib-ndr", 400, 8),
         ("NVLink3 + 4 Omni-Path links per 8-GPU node (tr11 README)", "omni-path", 100, 4),
-        ("NVLink3 (150GB/s in config) + 800Gb/s inter-node (config)", "ib-edr", 100, 8),
+        ("NVLink3 (150GB/s in config) + 800Gb/s inter-node (config)", "ib-hdr", 200, 4),
         ("NVSwitch + 1600Gbps RoCE/node", "ib-hdr", 200, 8),
         ("NVLink3 + 8x HDR200 (Selene)", "ib-hdr", 200, 8),
         ("8 x 200 Gbps (GCP a3-mega)", "ib-hdr", 200, 8),

@@ -254,6 +254,33 @@ def test_hops_inside_and_between_domains() -> None:
     assert times == pytest.approx([MIB / 400e9, MIB / 50e9, MIB / 400e9, MIB / 50e9])
 
 
+@pytest.mark.parametrize(
+    ("size", "stride", "share"),
+    [
+        (32, 1, 8.0),  # neighbours are members: a ring leaves by the interface that it came in by
+        (16, 2, 4 * 0.3),  # one of each pair that shares an interface
+        (8, 4, 2 * 0.3),
+        (4, 8, 1.0),  # one member in a node: one interface, both directions
+    ],
+)
+def test_rings_whose_members_share_no_interface_find_less_of_the_way_out(size: int, stride: int, share: float) -> None:
+    four = bare(devices_per_nic=2, detour_share=0.3)
+    expected = (size - 1) / size * MIB / min(share * 50e9, 400e9)
+    assert seconds(four, "all_gather", MIB, size, stride) == pytest.approx(expected, rel=1e-9)
+    # an interface of one's own: no such loss was seen
+    assert seconds(bare(detour_share=0.3), "all_gather", MIB, size, stride) <= expected * (1 + 1e-9)
+    # messages go from a device to its like: by one interface in both directions
+    assert seconds(four, "p2p", MIB, 2, 8) == pytest.approx(MIB / 50e9, rel=1e-9)
+
+
+def test_the_shipped_share_of_such_rings_is_a_share_and_nccl_s_alone() -> None:
+    node = replace(NODE, num_nics=NODE.gpus_per_node // 2)
+    found = fabric(cluster(4, node), shipped())
+    assert found.devices_per_nic == 2
+    assert 0 < found.detour_share < 1
+    assert fabric(cluster(4, replace(NODE, device=CPU)), shipped()).detour_share == 1.0
+
+
 def test_unknown_names_list_the_known_ones() -> None:
     with pytest.raises(RecordError, match=r"collective 'gossip' is not known; known: all_reduce, all_gather"):
         collective_s(bare(), "gossip", MIB, 8, 1)

@@ -81,6 +81,21 @@ def test_hops_inside_a_node_take_its_links_and_hide_as_far_as_the_runtime_posts_
     assert columns_of(half, layout).hop_out_s[:-1] == pytest.approx([expected / 2] * 3, rel=EXACT)
 
 
+@pytest.mark.parametrize(("tp", "dp"), [(1, 8), (2, 4), (8, 1)])
+def test_without_sequence_parallelism_parts_of_a_hop_are_gathered_where_they_arrive(tp: int, dp: int) -> None:
+    runtime = replace(RUNTIMES["torch"], sequence_parallel=False, scatters_hops=True)
+    whole, layout = replace(open_case(), runtime=runtime), normalised(pp=4, tp=tp, dp=dp, mbs=2)
+    prices, columns = blocks_of(whole, layout), columns_of(whole, layout)
+    state = 2 * 2048 * 2048 * ELEMENT
+    links = prices.fabric
+    sent = links.launch_s + links.network.step_s + state / tp / links.network.bytes_per_s
+    gathered = seconds(prices, "all_gather", state, tp, 1)
+    assert columns.hop_out_s[:-1] == pytest.approx([sent + gathered] * 3, rel=EXACT)
+    undivided = replace(whole, runtime=replace(runtime, scatters_hops=False))
+    whole_s = links.launch_s + links.network.step_s + state / links.network.bytes_per_s
+    assert columns_of(undivided, layout).hop_out_s[:-1] == pytest.approx([whole_s] * 3, rel=EXACT)
+
+
 def test_without_bandwidth_limits_a_hop_is_its_latency() -> None:
     whole, layout = infinitely_fast(open_case()), normalised(pp=4, dp=8, mbs=1)
     links = blocks_of(whole, layout).fabric
