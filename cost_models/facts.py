@@ -1,10 +1,11 @@
 """The shape of a law: its operands as one flat record, the law itself, and what is said of a breach."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cost_models.records import Gather, Layout, Model, Runtime, Schedule, Severity, Workload
+from cost_models.records import BlockKind, Gather, Layout, Model, Runtime, Schedule, Severity, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,8 @@ class Facts:
     """Query heads."""
     kv_heads: int | None = None
     """Key and value heads."""
+    kv_heads_of_groups: tuple[int, ...] | None = None
+    """Those of each kind of layer, where layers differ; `kv_heads` is then their greatest common divisor."""
     head_dim: int | None = None
     """Width of a head."""
     vocab: int | None = None
@@ -97,6 +100,26 @@ class Facts:
     """Model states offloaded to one node's host."""
 
 
+def facts_of_model(model: Model) -> dict[str, Any]:
+    """The operands of a model. Of unlike layers the greatest common divisor of heads and of widths: what divides it divides each.
+
+    ffn: of the layers with a plain MLP, and of what a projector's matrices hand to one another; 0 where there is neither.
+    """
+    same = ("num_layers", "hidden", "head_dim", "vocab", "tie_embeddings", "num_params")
+    kinds = [one.model for one in model.layer_kinds if one.projector is None] or [model]
+    widths = [one.model.ffn for one in model.layer_kinds if one.kind is BlockKind.DENSE]
+    widths += [width for one in model.layer_kinds if one.projector for width in one.projector.projection[1::2]]
+    kv_heads = {one.kv_heads for one in kinds}
+    return {name: getattr(model, name) for name in same} | {
+        "heads": math.gcd(*(one.heads for one in kinds)),
+        "kv_heads": math.gcd(*kv_heads),
+        "kv_heads_of_groups": tuple(sorted(kv_heads)) if len(kv_heads) > 1 else None,
+        "ffn": math.gcd(*widths),
+        "num_experts": model.moe.num_experts if model.moe else 0,
+        "moe_ffn": model.moe.moe_ffn if model.moe else None,
+    }
+
+
 def facts_of_run(
     *,
     model: Model,
@@ -110,18 +133,12 @@ def facts_of_run(
 
     Sequence parallelism is the runtime's way; micro-batches are unknown where gbs is not divisible by dp·mbs.
     """
-    moe = model.moe
-    dense_layers = model.num_layers if moe is None else moe.num_dense_layers
     count, rest = divmod(workload.gbs, layout.dp * layout.mbs)
-    same = ("num_layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "tie_embeddings", "num_params")
     degrees = ("dp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp", "pp", "vpp", "mbs")
     choices = ("zero", "gather", "schedule", "recompute")
     return Facts(
-        **{name: getattr(model, name) for name in same},
+        **facts_of_model(model),
         **{name: getattr(layout, name) for name in (*degrees, *choices)},
-        ffn=model.ffn if dense_layers else 0,
-        num_experts=moe.num_experts if moe else 0,
-        moe_ffn=moe.moe_ffn if moe else None,
         world=layout.world if world is None else world,
         domain_size=domain_size,
         num_micro_batches=None if rest else count,

@@ -179,3 +179,9 @@ def memory_offer(facts: Facts, runtime: Runtime | None) -> str:
     whole = f"all model states are {gib(facts.states_bytes_all)}: " if facts.states_bytes_all else ""
     level = f"zero up to {max(runtime.zero_levels)}, " if runtime else ""
     return f"{whole}divide them over more GPUs (tp, pp, {level}no activations counted), or offload the optimizer to host memory"
+
+
+def uneven_kv_heads(facts: Facts) -> list[int]:
+    """Numbers of key and value heads that are neither a multiple nor a divisor of tp."""
+    tp, of_groups = num(facts.tp), facts.kv_heads_of_groups or (num(facts.kv_heads),)
+    return [heads for heads in of_groups if heads % tp and tp % heads]

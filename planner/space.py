@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from cost_models.facts import facts_of_model
 from cost_models.laws import LAWS, Facts, Law, divisors, first_breach
 from cost_models.problem import Cells, IntArray
 from cost_models.recompute import is_priced
@@ -183,17 +184,7 @@ def base_facts(model: Model, cluster: Cluster, workload: Workload, runtime: Runt
     """What is known before any degree is chosen."""
     kind = cluster.pools[0].kind
     return Facts(
-        num_layers=model.num_layers,
-        hidden=model.hidden,
-        ffn=model.ffn,
-        heads=model.heads,
-        kv_heads=model.kv_heads,
-        head_dim=model.head_dim,
-        vocab=model.vocab,
-        tie_embeddings=model.tie_embeddings,
-        num_experts=0 if model.moe is None else model.moe.num_experts,
-        moe_ffn=None if model.moe is None else model.moe.moe_ffn,
-        num_params=model.num_params,
+        **(facts_of_model(model) | ({} if model.layer_groups else {"ffn": model.ffn})),
         gpus_per_node=kind.gpus_per_node,
         domain_size=kind.domain_size,
         seq=workload.seq,

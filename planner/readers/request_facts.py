@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cost_models.facts import Facts
+from cost_models.facts import Facts, facts_of_model
 from cost_models.records import (
     Cluster,
     Device,
@@ -141,12 +141,7 @@ def _model_facts(request: Request, notes: list[str]) -> tuple[Model | None, dict
         except (InputError, RecordError) as error:
             notes.append(f"model: {error}")
     if model is not None:
-        moe = model.moe
-        dense_layers = model.num_layers if moe is None else moe.num_dense_layers
-        keys = ("num_layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "tie_embeddings", "num_params")
-        facts = {key: getattr(model, key) for key in keys}
-        facts |= {"ffn": model.ffn if dense_layers else 0, "num_experts": moe.num_experts if moe else 0}
-        return model, facts | {"moe_ffn": moe.moe_ffn if moe else None}
+        return model, facts_of_model(model)
     assert isinstance(said, Mapping)
     counts = ("num_layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab", "num_params")
     facts = {key: _count(said, key, request.source) for key in counts}
