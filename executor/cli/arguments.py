@@ -50,6 +50,18 @@ _TIME_LIMIT: _Argument = (
     "--time-limit",
     {"metavar": "S", "type": float, "help": "seconds for the search; the best plan so far is returned"},
 )
+_SWEEP: _Argument = (
+    "--sweep",
+    {
+        "metavar": "AXIS=SIZES",
+        "help": "plan many sizes: gpus=64..1024 (doubling), gpus=64,96,128, batch=256..2048, seq=...; tells which is enough, "
+        "fastest and cheapest; -o FILE.png draws it, -o FILE.json writes it",
+    },
+)
+_PRICE: _Argument = (
+    "--price",
+    {"metavar": "P", "type": float, "help": "of a GPU for an hour: --sweep then tells the price of a token"},
+)
 _OUT: _Argument = ("-o", {"metavar": "FILE", "dest": "out", "help": "write the result here"})
 _LAYOUT: _Argument = (
     "--layout",
@@ -100,7 +112,7 @@ VERBS: dict[str, tuple[str, list[_Argument]]] = {
     ),
     "plan": (
         "choose the layout, and prove it",
-        [_REQUEST, *_PROBLEM, _PIN, _CURRENT, _TIME_LIMIT, _OUT],
+        [_REQUEST, *_PROBLEM, _PIN, _CURRENT, _TIME_LIMIT, _SWEEP, _PRICE, _OUT],
     ),
     "predict": (
         "step time, throughput and memory of one layout, or of a table of runs",

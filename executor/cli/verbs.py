@@ -5,12 +5,15 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cost_models.records import Calibration, Plan, load, load_plan, save, to_json
+from cost_models.records import Calibration, Plan, load, load_plan, save, to_json, write_atomic
 from cost_models.records.plan import plan_of
 from executor.cli.arguments import VERBS, installed_version
 from executor.cli.outcome import Outcome
+
+if TYPE_CHECKING:
+    from planner.readers.requests import CompleteRequest
 
 
 def progress(text: str) -> None:
@@ -25,6 +28,9 @@ def plan(arguments: argparse.Namespace) -> Outcome:
     from planner.report.plan_text import plan_text
 
     request = complete(read_request(_document(arguments)))
+    if arguments.sweep is not None:
+        return _sweep(arguments, request)
+    _without(arguments, ("price",), "goes with --sweep alone")
     chosen = make_plan(
         request,
         gpus=arguments.gpus,
@@ -36,6 +42,38 @@ def plan(arguments: argparse.Namespace) -> Outcome:
         save(chosen, arguments.out)
         progress(f"wrote {arguments.out}")
     return Outcome(document=to_json(chosen), text=lambda: plan_text(chosen))
+
+
+def _sweep(arguments: argparse.Namespace, request: "CompleteRequest") -> Outcome:
+    """The plans of many sizes; `-o` draws a picture (.png) or writes the document."""
+    from planner.report.sweep_text import sweep_text
+    from planner.sweep import sweep
+
+    document = sweep(
+        request,
+        arguments.sweep,
+        gpus=arguments.gpus,
+        calibration=_calibration(arguments),
+        time_limit_s=arguments.time_limit,
+        price_per_gpu_hour=arguments.price,
+        version=installed_version(),
+        progress=progress,
+    )
+    if arguments.out is not None:
+        if arguments.out.lower().endswith(".png"):
+            from planner.report.sweep_plot import sweep_plot
+
+            workload = request.workload
+            sweep_plot(
+                document,
+                arguments.out,
+                title=f"{request.model.name} on {request.cluster.pools[0].kind.device.name}, {request.runtime.name}: "
+                f"{workload.gbs:,} sequences x {workload.seq:,}, sweep {arguments.sweep}",
+            )
+        else:
+            write_atomic(arguments.out, (json.dumps(document, indent=1) + "\n").encode())
+        progress(f"wrote {arguments.out}")
+    return Outcome(document=document, text=lambda: sweep_text(document))
 
 
 def predict(arguments: argparse.Namespace) -> Outcome:

@@ -53,7 +53,7 @@ def comparison_plot(
         axes[0].set_ylim(len(rows) - 0.4, -0.6)
         figure.suptitle(title, fontsize=15)
         _legend(figure)
-        return _saved(figure, Path(path))
+        return saved(figure, Path(path))
 
 
 def _draw_times(axes: "Axes", rows: Sequence[Mapping[str, Any]]) -> None:
@@ -151,7 +151,7 @@ def _unit(units: Sequence[tuple[str, float]], values: Sequence[float]) -> tuple[
     return next(((name, scale) for name, scale in units if most >= scale), units[-1])
 
 
-def _saved(figure: "Figure", path: Path) -> Path:
+def saved(figure: "Figure", path: Path) -> Path:
     """Draws the picture in memory, and writes the file in one go."""
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=144, metadata={"Software": "meshwright"})
