@@ -119,9 +119,10 @@ def _supported(problem: Problem, cells: Cells) -> None:
     if problem.recompute_kinds[:1] != ("none",):
         raise RecordError(f"runtime {problem.runtime.name!r}: its first kind of recompute must be none")
     model = problem.model
-    wrong = np.flatnonzero(cells.tp > model.heads)
+    heads = min((one.model.heads for one in model.layer_kinds if one.projector is None), default=model.heads)
+    wrong = np.flatnonzero(cells.tp > heads)
     if len(wrong):
-        raise RecordError(f"tp={int(cells.tp[wrong[0]])} is more than the {model.heads} heads of model {model.name!r}")
+        raise RecordError(f"tp={int(cells.tp[wrong[0]])} is more than the {heads} heads of model {model.name!r}")
     num_experts = model.moe.num_experts if model.moe else 1
     wrong = np.flatnonzero(num_experts % cells.ep)
     if len(wrong):

@@ -74,6 +74,8 @@ def model_and_defaults(facts: Mapping[str, Any]) -> tuple[Model, dict[str, str]]
         key: value for key, value in facts.items() if value is not None and key not in ("num_params", "dims_source")
     }
     name = said.setdefault("name", "model")
+    if "num_layers" not in said and (total := _layers_of_groups(said.get("layer_groups"))):
+        said["num_layers"] = total
     if not isinstance(name, str):
         raise InputError(f"model.name={name!r}; a text is needed")
     if set(said) == {"name"} and "name" in facts:
@@ -99,6 +101,14 @@ def model_and_defaults(facts: Mapping[str, Any]) -> tuple[Model, dict[str, str]]
             default = next(field.default for field in fields(Model) if field.name == key)
             defaults[f"model.{key}"] = str(default).lower()
     return model_of(said), defaults
+
+
+def _layers_of_groups(groups: Any) -> int:
+    """Layers of groups that are well written, else 0: the record says what is wrong with them."""
+    if not isinstance(groups, (list, tuple)) or not all(isinstance(group, Mapping) for group in groups):
+        return 0
+    counts = [group.get("count", 1) for group in groups]
+    return sum(counts) if all(isinstance(count, int) and not isinstance(count, bool) for count in counts) else 0
 
 
 def model_of(values: Mapping[str, Any]) -> Model:
@@ -166,12 +176,6 @@ def model_document(model: Model, seq: int = 4096) -> dict[str, Any]:
     """
     if seq < 1:
         raise InputError(f"seq={seq}: a sequence has at least one token")
-    first_of_kind: dict[BlockKind, int] = {}
-    counts: dict[BlockKind, int] = {}
-    for block in range(model.num_blocks):
-        kind = model.block_kind(block)
-        first_of_kind.setdefault(kind, block)
-        counts[kind] = counts.get(kind, 0) + 1
     return {
         "schema_version": SCHEMA_VERSION,
         "model": to_json(model),
@@ -181,21 +185,74 @@ def model_document(model: Model, seq: int = 4096) -> dict[str, Any]:
         "flops_per_token": model.model_flops_per_token(seq),
         "flops_formula": FLOPS_FORMULA,
         "weight_bytes": _WEIGHT_BYTES * model.num_params,
-        "blocks": [_block_row(model, kind, first_of_kind[kind], counts[kind], seq) for kind in first_of_kind],
+        "blocks": _block_rows(model, seq),
     }
 
 
-def _block_row(model: Model, kind: BlockKind, block: int, count: int, seq: int) -> dict[str, Any]:
-    params = model.block_params(block)
-    idle = (model.moe.num_experts - model.moe.top_k) * model.expert_params if kind is BlockKind.MOE and model.moe else 0
-    attention = 0
-    if kind is BlockKind.EMBEDDING:
-        matmul = params - model.hidden * (model.vocab + model.max_positions)
-    elif kind is BlockKind.HEAD:
-        matmul = params + (model.hidden * model.vocab if model.tie_embeddings else 0)
-    else:
-        matmul = params - idle
-        attention = 6 * seq * (model.query_width + model.value_width)
+def _block_rows(model: Model, seq: int) -> list[dict[str, Any]]:
+    """The embedding, each kind of layer, and the head."""
+    head = model.num_blocks - 1
+    embedding_flops = 6.0 * (model.block_params(0) - model.hidden * (model.vocab + model.max_positions))
+    head_flops = 6.0 * (model.block_params(head) + (model.hidden * model.vocab if model.tie_embeddings else 0))
+    layers = [
+        _row(
+            kind=one.kind,
+            count=count,
+            block=1 + _first_layer(model, place),
+            params=one.params,
+            idle=one.idle_params,
+            flops=one.flops(seq),
+            attention=one.attention_flops(seq),
+            hidden=one.model.hidden,
+        )
+        | ({"tokens": one.tokens or seq, "name": _name_of(model, place)} if model.layer_groups else {})
+        for place, (one, count) in enumerate(model.layers_of_kinds)
+    ]
+    ends = [
+        _row(
+            kind=model.block_kind(block),
+            count=1,
+            block=block,
+            params=model.block_params(block),
+            flops=flops,
+            hidden=hidden,
+        )
+        for block, flops, hidden in ((0, embedding_flops, model.hidden), (head, head_flops, 0))
+    ]
+    return [ends[0], *layers, ends[1]]
+
+
+def _first_layer(model: Model, place: int) -> int:
+    """Layers in front of the first of the kind at `place` in `layer_kinds`."""
+    before = 0
+    for kind, count in model.layer_runs:
+        if kind == place:
+            break
+        before += count
+    return before
+
+
+def _name_of(model: Model, place: int) -> str:
+    """What the group with the first layer of a kind is called."""
+    first, until = _first_layer(model, place), 0
+    for group in model.layer_groups:
+        until += group.count
+        if first < until:
+            return group.name
+    return ""
+
+
+def _row(
+    *,
+    kind: BlockKind,
+    count: int,
+    block: int,
+    params: int,
+    flops: float,
+    hidden: int,
+    idle: int = 0,
+    attention: int = 0,
+) -> dict[str, Any]:
     return {
         "kind": kind.value,
         "count": count,
@@ -203,8 +260,8 @@ def _block_row(model: Model, kind: BlockKind, block: int, count: int, seq: int) 
         "params": params,
         "active_params": params - idle,
         "total_params": count * params,
-        "flops_per_token": 6.0 * matmul + attention,
+        "flops_per_token": flops,
         "attention_flops_per_token": float(attention),
         "weight_bytes": _WEIGHT_BYTES * params,
-        "output_bytes_per_token": _WEIGHT_BYTES * model.hidden if kind is not BlockKind.HEAD else 0,
+        "output_bytes_per_token": _WEIGHT_BYTES * hidden,
     }
