@@ -24,12 +24,15 @@ from cost_models.records import (
     to_json,
 )
 from cost_models.units import GIB
+from planner.changes import Question
 from planner.decisions import decision_of, decision_of_layout
 from planner.errors import InfeasibleError, InputError
+from planner.feasible import space_of
+from planner.infeasible import nothing_fits
 from planner.neighbours import neighbours
 from planner.predict import predict
 from planner.priced import Priced
-from planner.readers.pins import pins_of_layout
+from planner.readers.pins import Op, Pin, Pins, parse_pins, pins_of_layout
 from planner.search import search
 from planner.space import SCHEDULES, enumerate_cells
 from planner.unsearched import best_unsearched
@@ -41,9 +44,13 @@ def why_not(plan: Plan, layout: str, calibration: Calibration | None = None) -> 
     """Why the plan is not `layout`, of which what is not said is free: illegal, does not fit, or slower, with numbers.
 
     Keys: layout, answer ("illegal", "does not fit", "slower", "tie", "chosen", "faster"), reasons, best, chosen, parts, memory,
-    smallest_change. Only a schedule that the search does not open can be faster. Raises InputError where `layout` is not a layout's text.
+    smallest_change, changes (every change that makes it fit, each solved again). Faster can be only what the plan's search was
+    not to find: its pins exclude it, its time ended, or its schedule is not searched; `reasons` says which. Raises InputError
+    where `layout` is not a layout's text.
     """
     pins = pins_of_layout(layout)
+    if "schedule" in pins.fields and "pp" not in pins.fields:  # without a pipeline every schedule is the same
+        pins = Pins(pins=(*pins.pins, Pin(field="pp", op=Op.AT_LEAST, values=(2,))))
     problem = problem_of_plan(plan, calibration)
     chosen = plan.predicted or predict(problem, plan.decision)
     answer: dict[str, Any] = {
@@ -54,7 +61,9 @@ def why_not(plan: Plan, layout: str, calibration: Calibration | None = None) -> 
         "parts": [],
         "memory": None,
         "smallest_change": None,
+        "changes": [],
     }
+    question = Question(problem=problem, pins=pins, worlds=(plan.decision.layout.world,))
     try:
         space = enumerate_cells(
             model=problem.model,
@@ -69,8 +78,8 @@ def why_not(plan: Plan, layout: str, calibration: Calibration | None = None) -> 
         if other is None:
             return answer | {"answer": "illegal", "reasons": _illegal(problem, layout, plan, str(error))}
         if predict(problem, other).verdict is not Verdict.OK:
-            return answer | _does_not_fit(problem, other)
-        return answer | _slower(problem, other, plan.decision, chosen)
+            return answer | _does_not_fit(question, other)
+        return answer | _slower(problem, other, plan, chosen)
     try:
         found = search(Priced.of(problem, space), delta=0.0)
     except InfeasibleError:
@@ -80,9 +89,9 @@ def why_not(plan: Plan, layout: str, calibration: Calibration | None = None) -> 
             for i in range(len(space))
             for kind in space.recompute_kinds
         ]
-        return answer | _does_not_fit(problem, min(options, key=lambda decision: _peak(problem, decision)))
+        return answer | _does_not_fit(question, min(options, key=lambda decision: _peak(problem, decision)))
     decision = decision_of(problem, found.chosen)
-    return answer | _slower(problem, decision, plan.decision, chosen)
+    return answer | _slower(problem, decision, plan, chosen)
 
 
 def problem_of_plan(plan: Plan, calibration: Calibration | None = None) -> Problem:
@@ -132,6 +141,8 @@ def _illegal(problem: Problem, text: str, plan: Plan, enumerated: str) -> list[d
 def _filled(text: str, world: int) -> Layout:
     """A layout in part, with absent degrees 1 and absent dp the rest of the world."""
     said: dict[str, Any] = dict(parse_tokens(text))
+    if "schedule" in said and "pp" not in said:  # the least pipeline
+        said["pp"] = next((pp for pp in range(2, world + 1) if world % pp == 0), 1)
     if not {"dp", "dp_replicate", "dp_shard"} & set(said):
         said["dp"] = max(1, world // (said.get("tp", 1) * said.get("pp", 1) * said.get("cp", 1)))
     if said.get("schedule") in V_PLACED:
@@ -143,7 +154,8 @@ def _peak(problem: Problem, decision: Decision) -> float:
     return max(device.peak_bytes for device in memory_report(problem, decision))
 
 
-def _does_not_fit(problem: Problem, decision: Decision) -> dict[str, Any]:
+def _does_not_fit(question: Question, decision: Decision) -> dict[str, Any]:
+    problem = question.problem
     devices = memory_report(problem, decision)
     fullest = max(devices, key=lambda device: device.peak_bytes)
     usable = usable_bytes(problem)
@@ -152,9 +164,13 @@ def _does_not_fit(problem: Problem, decision: Decision) -> dict[str, Any]:
     fitting = next(
         (one for one in neighbours(problem, _one_recompute(decision)) if one.predicted.verdict is Verdict.OK), None
     )
-    change = None
+    told = nothing_fits(question, Priced.of(problem, space_of(problem, question.pins, question.worlds)))
+    change = told.relaxations[0] if told.relaxations else None
     if fitting is not None:
-        change = f"{fitting.change}: fits with {fitting.predicted.memory_gib_max:.1f} GiB, {fitting.predicted.step_s:.3g} s a step"
+        change = (
+            f"{fitting.change}: fits with {fitting.predicted.memory_gib_max:.1f} GiB, {fitting.predicted.step_s:.3g} s a step "
+            f"({fitting.layout})"
+        )
     return {
         "answer": "does not fit",
         "best": _told(problem, decision, predict(problem, decision)),
@@ -169,6 +185,7 @@ def _does_not_fit(problem: Problem, decision: Decision) -> dict[str, Any]:
             "over_gib": (over - usable) / GIB,
         },
         "smallest_change": change,
+        "changes": [dict(one) for one in told.document["changes"]],
     }
 
 
@@ -182,11 +199,11 @@ def _one_recompute(decision: Decision) -> Layout:
     return Layout(**degrees | {"recompute": max(counts, key=lambda kind: counts[kind]) if counts else "none"})
 
 
-def _slower(problem: Problem, decision: Decision, of_plan: Decision, chosen: Prediction) -> dict[str, Any]:
+def _slower(problem: Problem, decision: Decision, plan: Plan, chosen: Prediction) -> dict[str, Any]:
     other = predict(problem, decision)
-    if decision == of_plan:
+    if decision == plan.decision:
         answer = "chosen"
-    elif other.step_s * (1 + chosen.pairwise_error) < chosen.step_s and decision.layout.schedule not in SCHEDULES:
+    elif other.step_s * (1 + chosen.pairwise_error) < chosen.step_s:
         answer = "faster"
     elif other.step_s <= chosen.step_s * (1 + chosen.pairwise_error):
         answer = "tie"
@@ -194,6 +211,7 @@ def _slower(problem: Problem, decision: Decision, of_plan: Decision, chosen: Pre
         answer = "slower"
     return {
         "answer": answer,
+        "reasons": _not_found(decision.layout, plan) if other.step_s < chosen.step_s else [],
         "best": _told(problem, decision, other),
         "parts": [
             {
@@ -204,6 +222,17 @@ def _slower(problem: Problem, decision: Decision, of_plan: Decision, chosen: Pre
             for name in _PARTS
         ],
     }
+
+
+def _not_found(layout: Layout, plan: Plan) -> list[dict[str, Any]]:
+    """Why a plan's search did not choose a faster layout."""
+    pins = parse_pins(plan.request.pin, plan.request.runtime.recompute_kinds)
+    told = [("PIN", f"the plan was asked for with the pin {pin}, which excludes it") for pin in pins.broken(layout)]
+    if layout.pp > 1 and layout.schedule not in SCHEDULES:
+        told.append(("SCHEDULE", f"schedule {layout.schedule} is priced, but not searched"))
+    if plan.certificate is not None and plan.certificate.gap_objective:
+        told.append(("TIME", "the time limit of the plan's search ended before it was proved to be the best"))
+    return [{"code": code, "message": message, "values": {}, "legal": {}} for code, message in told]
 
 
 def _told(problem: Problem, decision: Decision, predicted: Prediction) -> dict[str, Any]:

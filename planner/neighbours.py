@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from cost_models.facts import facts_of_run
 from cost_models.law_terms import divisors
-from cost_models.laws import LAWS, first_breach
+from cost_models.laws import LAWS, finding, first_breach
 from cost_models.problem import Problem
 from cost_models.records import Gather, Layout, Prediction, Schedule, Verdict
 from cost_models.records.layout import LEGAL_GATHER
@@ -26,9 +26,33 @@ class Neighbour:
     """What it would do."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """One change of a layout that is not possible."""
+
+    change: str
+    """In words, as `tp 4 -> 8`."""
+    layout: Layout
+    """The layout after it."""
+    code: str
+    """The law that it breaks; PRICE where it cannot be priced."""
+    message: str
+    """In words."""
+
+
 def neighbours(problem: Problem, layout: Layout) -> tuple[Neighbour, ...]:
     """All legal layouts on as many ranks that differ by one choice, priced, the fastest that fits first."""
-    found = []
+    return tuple(sorted((one for one in judged(problem, layout) if isinstance(one, Neighbour)), key=by_fit_and_speed))
+
+
+def by_fit_and_speed(neighbour: Neighbour) -> tuple[int, float]:
+    """What fits before what may fit before what does not, and the faster first."""
+    order = {Verdict.OK: 0, Verdict.RISKY: 1, Verdict.NO: 2}
+    return order[neighbour.predicted.verdict], neighbour.predicted.step_s
+
+
+def judged(problem: Problem, layout: Layout) -> Iterator[Neighbour | Refused]:
+    """All layouts on as many ranks that differ by one choice: priced, or refused with the law."""
     for change, other in _changes(problem, layout):
         facts = facts_of_run(
             model=problem.model,
@@ -37,15 +61,17 @@ def neighbours(problem: Problem, layout: Layout) -> tuple[Neighbour, ...]:
             layout=other,
             domain_size=problem.cluster.pools[0].kind.domain_size,
         )
-        if first_breach(LAWS, facts, problem.runtime) is not None:
+        broken = first_breach(LAWS, facts, problem.runtime)
+        if broken is not None:
+            told = finding(broken, facts, problem.runtime)
+            yield Refused(change=change, layout=other, code=told.code, message=told.message)
             continue
         try:
             predicted = predict(problem, decision_of_layout(problem, other))
-        except ValueError:
-            continue  # a schedule whose operation lists are not known, or more stages than blocks
-        found.append(Neighbour(change=change, layout=other, predicted=predicted))
-    order = {Verdict.OK: 0, Verdict.RISKY: 1, Verdict.NO: 2}
-    return tuple(sorted(found, key=lambda n: (order[n.predicted.verdict], n.predicted.step_s)))
+        except ValueError as error:  # a schedule whose operation lists are not known, or more stages than blocks
+            yield Refused(change=change, layout=other, code="PRICE", message=str(error).replace("\n", " "))
+            continue
+        yield Neighbour(change=change, layout=other, predicted=predicted)
 
 
 def best_change(problem: Problem, layout: Layout, predicted: Prediction) -> Neighbour | None:
@@ -60,7 +86,7 @@ def best_change(problem: Problem, layout: Layout, predicted: Prediction) -> Neig
 
 def _changes(problem: Problem, layout: Layout) -> Iterator[tuple[str, Layout]]:
     world = layout.world
-    for axis in ("tp", "pp"):
+    for axis in ("tp", "pp", "cp") if problem.runtime.context_parallel else ("tp", "pp"):
         now = getattr(layout, axis)
         for degree in divisors(world):
             others = layout.cp * layout.tp * layout.pp // now * degree
@@ -80,10 +106,29 @@ def _changes(problem: Problem, layout: Layout) -> Iterator[tuple[str, Layout]]:
                 f"zero {layout.zero} -> {zero}",
                 replace(layout, zero=zero, gather=gather, dp_replicate=split[0], dp_shard=split[1]),
             )
+    if layout.zero:
+        for shard in divisors(layout.dp):
+            if shard != layout.dp_shard and (shard > 1 or layout.cp > 1):
+                yield (
+                    f"dp_shard {layout.dp_shard} -> {shard} (dp_replicate {layout.dp_replicate} -> {layout.dp // shard})",
+                    replace(layout, dp_shard=shard, dp_replicate=layout.dp // shard),
+                )
+    yield from _expert_changes(problem, layout)
     for kind in problem.recompute_kinds:
         if kind != layout.recompute:
             yield f"recompute {layout.recompute} -> {kind}", replace(layout, recompute=kind)
     yield from _schedule_changes(problem, layout)
+
+
+def _expert_changes(problem: Problem, layout: Layout) -> Iterator[tuple[str, Layout]]:
+    moe = problem.model.moe
+    if moe is None:
+        return
+    for ep in divisors(moe.num_experts) if problem.runtime.expert_parallel else ():
+        if ep != layout.ep:
+            yield f"ep {layout.ep} -> {ep}", replace(layout, ep=ep)
+    for etp in sorted({1, layout.tp} - {layout.etp}):
+        yield f"etp {layout.etp} -> {etp}", replace(layout, etp=etp)
 
 
 def _schedule_changes(problem: Problem, layout: Layout) -> Iterator[tuple[str, Layout]]:
@@ -104,7 +149,7 @@ def _with_dp(layout: Layout, dp: int, **degrees: int) -> Layout | None:
         split = (layout.dp_replicate, dp // layout.dp_replicate)
     else:
         split = (1, dp)
-    if layout.zero and split[1] == 1 and layout.cp == 1:
+    if layout.zero and split[1] == 1 and degrees.get("cp", layout.cp) == 1:
         return None
     changed = replace(
         layout,
@@ -112,5 +157,6 @@ def _with_dp(layout: Layout, dp: int, **degrees: int) -> Layout | None:
         dp_shard=split[1],
         tp=degrees.get("tp", layout.tp),
         pp=degrees.get("pp", layout.pp),
+        cp=degrees.get("cp", layout.cp),
     )
     return replace(changed, schedule=Schedule.ONE_F_ONE_B, vpp=1) if changed.pp == 1 else changed

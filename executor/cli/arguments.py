@@ -137,11 +137,19 @@ VERBS: dict[str, tuple[str, list[_Argument]]] = {
         [_REQUEST, _MODEL, _CLUSTER, _BATCH, _SEQ, _PRECISION, _OPTIMIZER, _RUNTIME, _LAYOUT],
     ),
     "explain": (
-        "why not another layout; two plans side by side; the proof; what to measure on few GPUs",
+        "why not another layout; what binds; its neighbours; two plans side by side; the proof; what to measure on few GPUs",
         [
             ("plan", {"metavar": "PLAN.json", "help": "a plan"}),
             ("--why-not", {"metavar": "LAYOUT", "help": 'what is not said is free, as in "tp4 pp8"'}),
             ("--against", {"metavar": "OTHER.json", "help": "another plan"}),
+            (
+                "--binds",
+                {
+                    "action": "store_true",
+                    "help": "what binds, and what more memory, batch, links or fewer pins would give",
+                },
+            ),
+            ("--neighbours", {"action": "store_true", "help": "all layouts one change away, each with its reason"}),
             ("--certificate", {"action": "store_true", "help": "all cells with their bounds, and why each is out"}),
             (
                 "--anchor",

@@ -158,12 +158,22 @@ def check(arguments: argparse.Namespace) -> Outcome:
     )
 
 
+_QUESTIONS = ("why_not", "against", "binds", "neighbours", "certificate")
+"""Flags of `explain` that ask; --anchor refuses what is beside it by itself."""
+
+
 def explain(arguments: argparse.Namespace) -> Outcome:
     """Why not another layout; two plans side by side; the proof; what to measure on few GPUs; the plan itself."""
     from planner.explain import against, certificate, why_not
     from planner.report.explain_text import against_text, certificate_text, why_not_text
     from planner.report.plan_text import plan_text
 
+    asked = [name for name in _QUESTIONS if getattr(arguments, name) not in (None, False)]
+    if len(asked) > 1:
+        from planner.errors import InputError
+
+        flags = " and ".join(f"--{name.replace('_', '-')}" for name in asked)
+        raise InputError(f"{flags}: each is an answer of its own; ask one at a time")
     shown = load_plan(arguments.plan)
     if arguments.anchor is not None:
         return _anchor(arguments, shown)
@@ -177,6 +187,18 @@ def explain(arguments: argparse.Namespace) -> Outcome:
     if arguments.against is not None:
         differences = against(shown, load_plan(arguments.against))
         return Outcome(document=differences, text=lambda: against_text(differences))
+    if arguments.binds:
+        from planner.report.around_text import binds_text
+        from planner.what_binds import what_binds
+
+        limits = what_binds(shown, _calibration(arguments))
+        return Outcome(document=limits, text=lambda: binds_text(limits))
+    if arguments.neighbours:
+        from planner.around import around
+        from planner.report.around_text import neighbours_text
+
+        near = around(shown, _calibration(arguments))
+        return Outcome(document=near, text=lambda: neighbours_text(near))
     if arguments.certificate:
         proof = certificate(shown)
         return Outcome(document=proof, text=lambda: certificate_text(proof))

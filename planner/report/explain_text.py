@@ -14,7 +14,7 @@ _ANSWERS = {
     "illegal": "it breaks a law",
     "does not fit": "no plan of it fits into memory",
     "slower": "its best plan is slower than the choice",
-    "faster": "its best plan is faster than the choice: its schedule is priced, but not searched",
+    "faster": "its best plan is faster than the choice, whose search was not to find it",
     "tie": "its best plan and the choice are closer than the model's error between two layouts: take either",
     "chosen": "the choice is of this kind",
 }
@@ -40,6 +40,9 @@ def why_not_text(document: Mapping[str, Any]) -> str:
         lines.append(row("memory", _memory(document["memory"])))
     if document.get("smallest_change"):
         lines.append(row("change", document["smallest_change"]))
+    for change in document.get("changes") or ():
+        if change["words"] not in (document.get("smallest_change") or ""):
+            lines.append(row("or", f"{change['words']}: {duration(change['step_s'])} a step, {change['layout']}"))
     parts = _part_lines(document.get("parts") or ())
     return "\n".join([*lines, *(["", *parts] if parts else [])])
 
@@ -65,7 +68,9 @@ def _candidate(candidate: Mapping[str, Any]) -> str:
 
 def _memory(memory: Mapping[str, Any]) -> str:
     """Where, when and by how much it does not fit."""
-    place = [f"stage {memory['device']}"] if memory.get("device") is not None else []
+    ranks = memory.get("ranks")
+    of_ranks = f" (ranks {ranks[0]}..{ranks[-1]})" if ranks else ""
+    place = [f"stage {memory['device']}{of_ranks}"] if memory.get("device") is not None else []
     place += [memory[key] for key in ("phase", "operation") if memory.get(key)]
     expected, usable, over = (memory.get(f"{key}_gib") for key in ("expected", "usable", "over"))
     numbers = []
@@ -100,7 +105,7 @@ def difference(before: float | None, after: float | None) -> str:
     if before is None or after is None:
         return "-"
     change = after - before
-    if not change:
+    if abs(change) <= 1e-9 * max(abs(before), abs(after)):  # the same sum, in another order
         return "="
     return f"{'+' if change >= 0 else '-'}{duration(abs(change))}"
 
