@@ -5,6 +5,9 @@ most probable one (MAP). Log-multipliers have a prior about 0, so what the runs 
 tails are long (Student's t), since where a source differs it is one kernel or link that is another, not all a little.
 Residuals beyond ROBUST deviations count linearly (pseudo-Huber), so that one odd run does not move what the others say.
 
+How far the prior may be left is for the runs to say: with LEAST_RUNS or more of them each is predicted from the others, under
+priors of several widths, and by the prior itself; the best of these is taken. Where that is the prior, nothing is learnt.
+
     minimise  Σ_rows ρ((log measured - log predicted(x)) / spread) + Σ_parameters (TAIL + 1)·log(1 + (x / prior)² / TAIL)
     ρ(r) = 2·ROBUST²·(sqrt(1 + (r / ROBUST)²) - 1)
 """
@@ -58,6 +61,10 @@ SENSITIVITY_STEP = 1e-3
 """Change of a log-parameter by which sensitivities are found (forward differences)."""
 LEAST_SENSITIVITY = 1e-4
 """d log step / d log parameter below which the runs say nothing about a parameter."""
+WIDTHS = (1.0, 0.5, 0.25)
+"""Parts of the prior's widths that are tried."""
+LEAST_RUNS = 5
+"""Runs from which one that is left out says something of how to learn from the others; below, the whole widths are taken."""
 MOST_ITERATIONS = 12
 """Of Gauss-Newton, each with its own slopes: seconds are nearly linear in the parameters, so three are the rule."""
 MOST_REWEIGHTED = 200
@@ -76,6 +83,8 @@ class Row:
     """Median."""
     spread: float
     """Relative, of the measurement."""
+    run: str = ""
+    """The run that it is a part of; rows of one run are left out together. Empty = a run of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +97,8 @@ class Refit:
     """Parameter -> factor that it got: `operations/layer/forward`, `curves/all_reduce`, `coefficients/step.constant_s.cpu`."""
     learnt: frozenset[str]
     """Parameters that rest on the rows now: these tell most of what is known of them."""
+    width: float
+    """Part of the prior's widths under which runs that are left out are predicted best; 0 = the prior itself does, and stays."""
     before: tuple[float, ...]
     """log(measured / predicted) of each row, with the prior."""
     after: tuple[float, ...]
@@ -111,34 +122,107 @@ def refit(prior: Calibration, rows: Sequence[Row], predict: Predict, *, name: st
 
     start = np.log(np.asarray(predict(prior), dtype=float))
     parameters = [one for one in parameters_of(prior) if _matters(prior, one, predict, start)]
-    x = np.zeros(len(parameters))
-    widths = np.array([prior_spread(prior, one) for one in parameters])
-    most = np.array([_most(prior, one) for one in parameters])
-    learnt = np.zeros(len(parameters), dtype=bool)
-    here = start
-    for _ in range(MOST_ITERATIONS if parameters else 0):
-        slopes = np.stack(
-            [(logs(parameters, x + SENSITIVITY_STEP * unit) - here) / SENSITIVITY_STEP for unit in np.eye(len(x))],
-            axis=1,
-        )
-        moved, deviations = most_probable(x, measured - here, slopes, spread, widths, most)
-        learnt = deviations < LEARNT * widths
-        change = moved - x
-        x = moved
-        here = logs(parameters, x)
-        if np.max(np.abs(change)) < CONVERGED:
-            break
-    multipliers = dict(zip(parameters, np.exp(x).tolist(), strict=True))
-    after = measured - here
-    found = replace(scaled(prior, multipliers), name=name, date=date)
-    sure = frozenset(one for one, is_learnt in zip(parameters, learnt, strict=True) if is_learnt)
+    task = _Task(
+        logs=lambda x: logs(parameters, x),
+        measured=measured,
+        spread=spread,
+        widths=np.array([prior_spread(prior, one) for one in parameters]),
+        most=np.array([_most(prior, one) for one in parameters]),
+    )
+    width, found = _chosen(task, start, [row.run or str(place) for place, row in enumerate(rows)])
+    multipliers = dict(zip(parameters, np.exp(found.x).tolist(), strict=True))
+    after = measured - found.here
+    calibration = replace(scaled(prior, multipliers), name=name, date=date)
+    sure = frozenset(np.asarray(parameters, dtype=object)[found.deviations < LEARNT * width * task.widths].tolist())
     return Refit(
-        calibration=_signed(found, multipliers, sure, rows, after, date),
+        calibration=_signed(calibration, multipliers, sure, rows, after, date),
         multipliers=multipliers,
         learnt=sure,
+        width=width,
         before=tuple((measured - start).tolist()),
         after=tuple(after.tolist()),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Task:
+    """What is refitted, in logarithms; arrays over rows or over parameters."""
+
+    logs: Callable[[FloatArray], FloatArray]
+    """log seconds of the rows at log-parameters."""
+    measured: FloatArray
+    spread: FloatArray
+    widths: FloatArray
+    """Of the prior."""
+    most: FloatArray
+    """Upper bounds."""
+
+    def loss(self, left: FloatArray) -> float:
+        """Σ ρ of log(measured / predicted)."""
+        scaled_left = left / self.spread / ROBUST
+        return float(np.sum(2 * ROBUST**2 * (np.sqrt(1 + scaled_left**2) - 1)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Found:
+    """Log-parameters, and the linear model about them."""
+
+    x: FloatArray
+    here: FloatArray
+    """log seconds of the rows there."""
+    slopes: FloatArray
+    """[row, parameter], of the last step."""
+    deviations: FloatArray
+    """Posterior standard deviations."""
+
+
+def _chosen(task: _Task, start: FloatArray, runs: Sequence[str]) -> tuple[float, _Found]:
+    """(part of the prior's widths, what it leads to): of the widths, and of the prior itself, what predicts left-out runs best."""
+    nothing = _Found(
+        x=np.zeros(len(task.widths)),
+        here=start,
+        slopes=np.zeros((len(start), len(task.widths))),
+        deviations=task.widths,
+    )
+    if not len(task.widths):
+        return 1.0, nothing
+    if len(set(runs)) < LEAST_RUNS:
+        return 1.0, _gauss_newton(task, start, 1.0)
+    tried = {width: _gauss_newton(task, start, width) for width in WIDTHS}
+    losses = {width: _left_out_loss(task, found, width, runs) for width, found in tried.items()}
+    best = min(losses, key=lambda width: losses[width])
+    if losses[best] > task.loss(task.measured - start):
+        return 0.0, nothing
+    return best, tried[best]
+
+
+def _gauss_newton(task: _Task, start: FloatArray, width: float) -> _Found:
+    """The most probable log-parameters under priors `width` times as wide."""
+    x, here, widths = np.zeros(len(task.widths)), start, width * task.widths
+    for _ in range(MOST_ITERATIONS):
+        slopes = np.stack(
+            [(task.logs(x + SENSITIVITY_STEP * unit) - here) / SENSITIVITY_STEP for unit in np.eye(len(x))], axis=1
+        )
+        moved, deviations = most_probable(x, task.measured - here, slopes, task.spread, widths, task.most)
+        change, x = moved - x, moved
+        here = task.logs(x)
+        if np.max(np.abs(change)) < CONVERGED:
+            break
+    return _Found(x=x, here=here, slopes=slopes, deviations=deviations)
+
+
+def _left_out_loss(task: _Task, found: _Found, width: float, runs: Sequence[str]) -> float:
+    """Loss of each run's rows as the other runs predict them, on the linear model about the solution."""
+    left = task.measured - found.here
+    unseen = np.zeros(len(left))
+    for run in dict.fromkeys(runs):
+        out = np.array([one == run for one in runs])
+        others = ~out
+        x, _ = most_probable(
+            found.x, left[others], found.slopes[others], task.spread[others], width * task.widths, task.most
+        )
+        unseen[out] = left[out] - found.slopes[out] @ (x - found.x)
+    return task.loss(unseen)
 
 
 def most_probable(

@@ -301,7 +301,7 @@ def fitted_on(runs: Sequence[Run], calibration: Calibration | None = None) -> Ca
         for phase in names:
             low, middle, high = spread_of(phases[phase])
             label = f"{print_layout(run.plan.decision.layout)} {phase}"
-            rows.append(Row(label=label, measured_s=middle, spread=(high - low) / 2 / middle))
+            rows.append(Row(label=label, measured_s=middle, spread=(high - low) / 2 / middle, run=str(len(wanted))))
 
     def predictions(found: Calibration) -> list[float]:
         seconds = []
@@ -311,7 +311,10 @@ def fitted_on(runs: Sequence[Run], calibration: Calibration | None = None) -> Ca
         return seconds
 
     today = date.today().isoformat()
-    found = refit(prior, rows, predictions, name=f"{prior.name}, refitted on runs", date=today).calibration
+    refitted = refit(prior, rows, predictions, name=f"{prior.name}, refitted on runs", date=today)
+    found = refitted.calibration
+    if not refitted.width:
+        found = replace(found, name=f"{prior.name}, kept: it predicts runs that are left out better than a refit on the others")
     return replace(found, coefficients={**found.coefficients, **_residuals(runs, prior, today)})
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.accuracy.anchoring import anchored
 from benchmarks.accuracy.causes import cause
 from benchmarks.accuracy.fit_published import Configuration, configurations, fit, linearised, priors
 from benchmarks.accuracy.memory import memory_scores, refused_though_ran
@@ -26,7 +27,7 @@ from benchmarks.accuracy.pricing import Pricer
 from benchmarks.accuracy.published import Table, read_published
 from benchmarks.accuracy.report import against_text, report_text
 from benchmarks.accuracy.scores import asked_widths, baseline_logs, by_source, coverage, errors, macro, orders, worst
-from benchmarks.accuracy.splits import Predicted, after_few_rows, in_sample, left_out
+from benchmarks.accuracy.splits import Draw, Predicted, after_few_rows, in_sample, left_out
 from cost_models.calibrations import identity, shipped
 
 
@@ -81,6 +82,7 @@ def measured(folder: Path) -> tuple[dict[str, Any], list[tuple[str, float, float
     progress("each model left out once")
     strangers, calibrations, dropped = left_out(pricer, linear, before, lambda one: one.source, progress)
     few = after_few_rows(pricer, configured, calibrations, progress)
+    largest = anchored(pricer, configured, calibrations, progress)
     logs = {
         name: _logs(configured, found)
         for name, found in (("in_sample", seen), ("by_model", by_model), ("by_source", strangers))
@@ -109,6 +111,7 @@ def measured(folder: Path) -> tuple[dict[str, Any], list[tuple[str, float, float
             "leave_one_source_out": by_source(configured, logs["by_source"]),
             "baseline": by_source(configured, baseline_logs(configured)),
             "after_few_rows": _few(few),
+            "anchoring": largest,
             "dropped_with_a_source": {source: list(names) for source, names in dropped.items()},
             "order": {
                 "in_sample": orders(configured, [one.step_s for one in seen]),
@@ -138,10 +141,16 @@ def _logs(configured: Sequence[Configuration], found: Sequence[Predicted]) -> li
     return [float(np.log(answer.step_s / one.measured_s)) for one, answer in zip(configured, found, strict=True)]
 
 
-def _few(few: Mapping[int, Mapping[str, Sequence[Sequence[float]]]]) -> dict[str, Any]:
+def _few(few: Mapping[int, Mapping[str, Sequence[Draw]]]) -> dict[str, Any]:
     scored = {}
     for count, sources in few.items():
-        found = {source: errors(log for draw in draws for log in draw) for source, draws in sorted(sources.items())}
+        found = {
+            source: {
+                **errors(log for draw in draws for log in draw.after),
+                "worse": round(float(np.mean([draw.worse for draw in draws])), 3),
+            }
+            for source, draws in sorted(sources.items())
+        }
         scored[str(count)] = {**found, "macro": macro(found)}
     return scored
 

@@ -18,7 +18,7 @@ KNOWN: Mapping[tuple[str, ...], str] = {
         "r1206",
         "r1211",
     ): "vTrain's 39 B model on pp 8 or 16 with tp 2 or 4: sisters "
-    "with tp 1 and 4 fit; neither hops nor gradients explain it; congestion of the network, it seems",
+    "with tp 1 and 8 fit, and so do some of their own with other micro-batches; no term that grows or falls with a size does that",
     (
         "r1139",
         "r1146",

@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from benchmarks.accuracy.anchoring import anchoring_text
+
 MOVED = 0.01
 """Change of a prediction that is told."""
 
@@ -20,6 +22,9 @@ def report_text(result: Mapping[str, Any]) -> str:
         "",
         "step time: median / p90 of the absolute error (bias), %",
         *_step_table(step),
+        *_few_lines(step),
+        "",
+        anchoring_text(step["anchoring"]),
         "",
         *_order_table(step),
         "",
@@ -79,6 +84,12 @@ def _step_table(step: Mapping[str, Any]) -> Iterator[str]:
         of = step["rows"]["of"].get(source, sum(step["rows"]["of"].values()))
         cells = "  ".join(f"{_cell(column.get(source)):>18}" for column in columns.values())
         yield f"  {source[:34]:34} {answered:4d}/{of:4d}  {cells}"
+
+
+def _few_lines(step: Mapping[str, Any]) -> Iterator[str]:
+    for count, found in step["after_few_rows"].items():
+        told = ", ".join(f"{source[:22]} {one['worse']:.0%}" for source, one in found.items() if source != "macro")
+        yield f"  choices of {count} rows after which the others are predicted worse than before: {told or 'none'}"
 
 
 def _order_table(step: Mapping[str, Any]) -> Iterator[str]:
@@ -143,6 +154,11 @@ def _goals(result: Mapping[str, Any]) -> Iterator[str]:
         ("one model left out", "4.5 / 12%", pair(step["leave_one_model_out"]["macro"])),
         ("one source left out, nothing of it measured", "8 / 18%", pair(step["leave_one_source_out"]["macro"])),
         ("the same after 5, 10 of its rows", "5 / 14%", ", ".join(pair(few[count].get("macro")) for count in few)),
+        (
+            "few GPUs to many: the same model, others of the source",
+            "4 / 10%",
+            ", ".join(pair(step["anchoring"][way]["macro"]["anchored"]) for way in ("own", "others")),
+        ),
         (
             "pairs > 5% apart in order, bigscience / vTrain",
             "80 / 88%",

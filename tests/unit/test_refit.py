@@ -123,6 +123,35 @@ def test_one_odd_run_moves_little() -> None:
     assert abs(math.log(odd.multipliers["operations/layer/forward"])) < LEAST_SPREAD
 
 
+def many_runs(calibration: Calibration) -> list[float]:
+    """Six alike, of compute alone."""
+    return [two_runs(calibration)[0]] * 6
+
+
+def test_where_the_prior_predicts_left_out_runs_best_it_stays() -> None:
+    """Runs that scatter about what was promised: the mean of the others is further from each than the promise."""
+    measured = [s * factor for s, factor in zip(many_runs(PRIOR), (1.2, 0.8, 1.2, 0.8, 1.2, 0.8), strict=True)]
+    found = refit(PRIOR, rows(measured, spread=0.02), many_runs, name="again", date=DAY)
+    assert found.width == 0.0
+    assert found.after == found.before
+    assert set(found.multipliers.values()) == {1.0}
+    assert not found.learnt
+    assert found.calibration.coefficients == PRIOR.coefficients
+    assert found.calibration.operations_s == PRIOR.operations_s
+
+
+def test_runs_that_agree_are_learnt_from() -> None:
+    found = refit(PRIOR, rows([1.3 * s for s in many_runs(PRIOR)], spread=0.02), many_runs, name="again", date=DAY)
+    assert found.width > 0
+    assert max(abs(left) for left in found.after) < 0.02
+
+
+def test_rows_of_too_few_runs_say_nothing_of_runs_that_are_left_out() -> None:
+    measured = [s * factor for s, factor in zip(many_runs(PRIOR), (1.2, 0.8, 1.2, 0.8, 1.2, 0.8), strict=True)]
+    of_two = [replace(row, run=str(place % 2)) for place, row in enumerate(rows(measured, spread=0.02))]
+    assert refit(PRIOR, of_two, many_runs, name="again", date=DAY).width == 1.0
+
+
 def test_what_the_runs_do_not_tell_apart_keeps_its_rows() -> None:
     """A constant of a tenth of a step moves with the step, but nothing says that it was the constant."""
     found = refit(PRIOR, rows([1.1 * s for s in two_runs(PRIOR)], spread=0.5), two_runs, name="again", date=DAY)
