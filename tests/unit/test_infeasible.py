@@ -2,29 +2,21 @@
 
 import functools
 import random
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
+from changed_questions import applied, has_plan, hold, with_memory
 
 from cost_models.calibrations import shipped
 from cost_models.problem import Problem
-from cost_models.records import Cluster, RecordError, Verdict, Workload
+from cost_models.records import RecordError, Workload
 from planner.choose import choose
-from planner.decisions import decision_of
 from planner.errors import InfeasibleError, TimeLimitError
-from planner.feasible import space_of
 from planner.infeasible import MOST_COUNTS, _Deadline, _least_of
-from planner.predict import predict
-from planner.priced import Priced
 from planner.readers.clusters import read_cluster
 from planner.readers.models import model_and_defaults, read_model
 from planner.readers.pins import Pins, parse_pins
 from planner.readers.runtimes import read_runtime
-from planner.search import search
-
-GIB = 2**30
 
 
 def told(problem: Problem, pins: Pins, worlds: tuple[int, ...] | None = None) -> InfeasibleError | None:
@@ -33,21 +25,6 @@ def told(problem: Problem, pins: Pins, worlds: tuple[int, ...] | None = None) ->
     except InfeasibleError as error:
         return error
     return None
-
-
-def has_plan(problem: Problem, pins: Pins, worlds: tuple[int, ...] | None = None) -> bool:
-    try:
-        search(Priced.of(problem, space_of(problem, pins, worlds), at_risk=True), delta=0.0)
-    except InfeasibleError:
-        return False
-    return True
-
-
-def with_memory(cluster: Cluster, gib: float) -> Cluster:
-    """The same GPUs with another memory each."""
-    pool = cluster.pools[0]
-    device = replace(pool.kind.device, memory_bytes=round(gib * GIB))
-    return replace(cluster, pools=(replace(pool, kind=replace(pool.kind, device=device)),))
 
 
 def random_problems(seed: int) -> Iterator[tuple[Problem, Pins, tuple[int, ...] | None]]:
@@ -80,47 +57,6 @@ def infeasible_problems(seed: int, count: int) -> list[tuple[Problem, Pins, tupl
         if not has_plan(*question):
             found.append(question)
     raise AssertionError("unreachable")
-
-
-def on(cluster: Cluster, gpus: int) -> tuple[Cluster, tuple[int, ...] | None]:
-    """So many GPUs, by arithmetic of this test's own."""
-    if gpus <= cluster.num_gpus:
-        return cluster, (gpus,)
-    pool = cluster.pools[0]
-    assert gpus % pool.kind.gpus_per_node == 0
-    return replace(cluster, pools=(replace(pool, num_nodes=gpus // pool.kind.gpus_per_node),)), None
-
-
-def applied(
-    problem: Problem, pins: Pins, worlds: tuple[int, ...] | None, kind: str, value: Any
-) -> tuple[Problem, Pins, tuple[int, ...] | None]:
-    """The question with one thing changed."""
-    if kind == "gpus":
-        cluster, worlds = on(problem.cluster, value)
-        return replace(problem, cluster=cluster), pins, worlds
-    if kind == "device_memory_gib":
-        return replace(problem, cluster=with_memory(problem.cluster, value)), pins, worlds
-    if kind == "without_pin":
-        dropped = value.split(", ")
-        return problem, Pins(pins=tuple(pin for pin in pins.pins if str(pin) not in dropped)), worlds
-    if kind in ("seq", "gbs"):
-        return replace(problem, workload=replace(problem.workload, **{kind: value})), pins, worlds
-    assert kind == "offload"
-    return replace(problem, offload=tuple(value)), pins, worlds
-
-
-def hold(question: tuple[Problem, Pins, tuple[int, ...] | None], change: Mapping[str, Any]) -> None:
-    """The change makes it fit, with the numbers told; what is too little does not."""
-    problem, pins, worlds = applied(*question, change["kind"], change["value"])
-    answer = choose(problem, pins=pins, worlds=worlds, delta=0.0)
-    decision = decision_of(problem, answer.choice.chosen)
-    predicted = predict(problem, decision)
-    assert str(decision.layout) == change["layout"]
-    assert predicted.step_s == pytest.approx(change["step_s"], rel=1e-9)
-    assert predicted.memory_gib_max == pytest.approx(change["memory_gib_max"], rel=1e-9)
-    assert predicted.verdict == change["verdict"] != Verdict.NO
-    if change["too_little"] is not None:
-        assert not has_plan(*applied(*question, change["kind"], change["too_little"]))
 
 
 @functools.cache
