@@ -154,9 +154,10 @@ def cell_floors(
     counts, whole_s, forward_s = np.broadcast_arrays(counts, whole_s, forward_s)
     total_s = (counts * whole_s).sum(axis=-1)
     # of the n blocks that cost x or more, some device holds ceil(n / pp)
-    as_long = whole_s[..., None, :] >= whole_s[..., :, None]
-    num_as_long = (counts[..., None, :] * as_long).sum(axis=-1)
-    whole_blocks_s = (-(-num_as_long // devices[..., None]) * whole_s).max(axis=-1)
+    falling = np.argsort(-whole_s, axis=-1)
+    num_as_long = np.take_along_axis(counts, falling, axis=-1).cumsum(axis=-1)
+    least_s = np.take_along_axis(whole_s, falling, axis=-1)
+    whole_blocks_s = (-(-num_as_long // devices[..., None]) * least_s).max(axis=-1)
     exists = counts > 0
     return CellFloors(
         total_s=total_s,
