@@ -21,6 +21,8 @@ from planner.search import DELTA, SLACKS, Candidate, Choice, candidate, search
 from planner.solver import SolverName, preferred_solver
 from planner.space import SCHEDULES, enumerate_cells
 
+_LOOKED_AT_TOGETHER = 64
+"""Cells whose bounds are asked for in one call while the handbook's layout is looked for."""
 _ZERO_OF_HANDBOOK = (1, 0, 2, 3)
 """ZeRO level that people take first: the distributed optimizer where the runtime has it, else plain data parallelism."""
 
@@ -76,8 +78,6 @@ def choose(
     always = [today] if today is not None and current is not None and pins.allows(current) else []
     for at_risk in (False, True):
         priced = Priced.of(problem, space, at_risk=at_risk)
-        if not np.isfinite(priced.bounds_below(np.inf)).any():
-            continue
         try:
             choice = search(priced, delta=delta, time_limit_s=time_limit_s, solver=solver, always=always)
         except InfeasibleError:
@@ -98,7 +98,7 @@ def choose(
 
 def best_plan(priced: Priced, index: int) -> Candidate | None:
     """The plan of least J of one cell, simulated; None where nothing fits."""
-    bound_s = float(priced.bounds_below(np.inf)[index])
+    bound_s = float(priced.bounds_below(np.inf, np.array([index]))[0])
     if not np.isfinite(bound_s) or not priced.fits(index):
         return None
     for slack in SLACKS:
@@ -150,9 +150,10 @@ def _baseline(priced: Priced) -> Candidate | None:
     usual &= cells.world == cells.world.max()
     preference = np.array([_ZERO_OF_HANDBOOK.index(int(zero)) for zero in cells.zero])
     order = np.lexsort((preference, cells.pp, cells.tp * cells.pp))
-    fits = np.isfinite(priced.bounds_below(np.inf))
-    for index in order[usual[order] & fits[order]].tolist():
-        found = best_plan(priced, index)
-        if found is not None:
-            return found
+    order = order[usual[order]]
+    for some in np.array_split(order, max(1, len(order) // _LOOKED_AT_TOGETHER)):
+        for index in some[np.isfinite(priced.bounds_below(np.inf, some))].tolist():
+            found = best_plan(priced, index)
+            if found is not None:
+                return found
     return None

@@ -280,13 +280,3 @@ def _rows(plan: Plan, other: Plan) -> list[tuple[str, Any, Any]]:
         rows.append(pair(part, lambda p, part=part: None if p.predicted is None else getattr(p.predicted.parts, part)))
     rows.append(pair("calibration", lambda p: p.provenance.calibration))
     return rows
-
-
-def certificate(plan: Plan) -> Mapping[str, Any]:
-    """The proof in full. Raises InputError where the plan has none (it was edited by hand)."""
-    if plan.certificate is None:
-        raise InputError(
-            "this plan proves nothing: its decision was edited by hand; make a new one with `meshwright plan`"
-        )
-    document: dict[str, Any] = to_json(plan.certificate)
-    return document

@@ -11,8 +11,6 @@ from cost_models.problem import Problem
 from cost_models.records import (
     Alternative,
     Calibration,
-    Cell,
-    Certificate,
     Decision,
     Plan,
     PlanRequest,
@@ -20,6 +18,7 @@ from cost_models.records import (
     Provenance,
 )
 from planner.advice import problem_of
+from planner.certificate import certificate_of
 from planner.choose import Answer, choose
 from planner.decisions import decision_of, refuse_illegal
 from planner.errors import InputError
@@ -65,7 +64,7 @@ def make_plan(
         ),
         decision=decision,
         predicted=predicted,
-        certificate=_certificate(answer),
+        certificate=certificate_of(answer),
         alternatives=_alternatives(answer, predicted, decision),
         defaults=dict(request.defaults),
         provenance=Provenance(
@@ -92,38 +91,6 @@ def worlds_of(gpus: str | None, have: int, per_node: int) -> tuple[int, ...]:
     if not gpus.startswith(".."):
         return (limit,)
     return tuple(sorted({limit, *range(1, min(per_node, limit) + 1), *range(per_node, limit + 1, per_node)}))
-
-
-def _certificate(answer: Answer) -> Certificate:
-    choice, cells = answer.choice, answer.priced.space.cells
-    restrictions = list(answer.priced.space.restrictions)
-    if answer.at_risk:
-        restrictions.append("no plan keeps the margin of memory: this one fits on expectation only")
-    if answer.current_note:
-        restrictions.append(f"today's layout is no candidate: {answer.current_note}")
-    return Certificate(
-        status=choice.status,
-        objective_s=choice.objective_s,
-        bound_s=choice.bound_s,
-        gap_objective=choice.gap_objective,
-        objective_of_choice_s=choice.chosen.objective_s,
-        simulated_s=choice.simulated_s,
-        gap_simulated=choice.gap_simulated,
-        cells=tuple(
-            Cell(
-                cell=str(cells.layout(verdict.index)),
-                bound_s=verdict.bound_s,
-                simulated_bound_s=verdict.simulated_bound_s,
-                objective_s=verdict.objective_s,
-                reason=verdict.reason,
-            )
-            for verdict in choice.cells
-        ),
-        cells_opened=choice.cells_opened,
-        seconds=choice.seconds,
-        solver=choice.solver,
-        restrictions=tuple(restrictions),
-    )
 
 
 def _alternatives(answer: Answer, predicted: Prediction, decision: Decision) -> tuple[Alternative, ...]:

@@ -104,7 +104,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellVerdict:
-    """What became of one cell."""
+    """What became of one cell that was looked into."""
 
     index: int
     bound_s: float
@@ -134,8 +134,10 @@ class Choice:
     """The cell that sets it."""
     gap_simulated: float
     """1 - min R / S."""
+    limit_s: float
+    """No cell that was left closed has a plan with a smaller J, unless another option of it has one as good."""
     cells: tuple[CellVerdict, ...]
-    cells_opened: int
+    """The cells that were looked into."""
     seconds: float
     solver: str
 
@@ -377,7 +379,7 @@ def search(
     chosen = min([*near, *always], key=lambda candidate: candidate.simulated_s)
     least_s, least_cell = state.least_bound(chosen.simulated_s)
     gap = max(0.0, 1 - bound_s / best.objective_s)
-    proved = gap <= AGREEMENT
+    proved, limit_s = gap <= AGREEMENT, min(state.limit_s(), state.unopened_bound_s)
     return Choice(
         chosen=chosen,
         near=tuple(near),
@@ -388,48 +390,38 @@ def search(
         least_bound_s=least_s,
         least_bound_cell=least_cell,
         gap_simulated=max(0.0, 1 - least_s / chosen.simulated_s),
-        cells=_verdicts(state, chosen, best.objective_s),
-        cells_opened=len(state.opened) + len(state.looked_below),
+        limit_s=limit_s,
+        cells=_verdicts(state, chosen, best.objective_s, limit_s),
         seconds=time.monotonic() - begun,
         solver=state.solver.value,
     )
 
 
-def _verdicts(state: _Search, chosen: Candidate, objective_s: float) -> tuple[CellVerdict, ...]:
-    simulated, limit_s = state.space.simulated_bounds_s.tolist(), state.limit_s()
-    # the tighter bounds hold below the limit; above it they say no more than that
-    bounds_s = np.maximum(state.space.objective_bounds_s, np.minimum(state.bounds_s, limit_s)).tolist()
+def _verdicts(state: _Search, chosen: Candidate, objective_s: float, limit_s: float) -> tuple[CellVerdict, ...]:
+    """Of the cells that were looked into; their bounds are those that let them be."""
+    bounds_s = np.maximum(state.space.objective_bounds_s, np.minimum(state.bounds_s, limit_s))
     return tuple(
         CellVerdict(
             index=index,
-            bound_s=bounds_s[index],
-            simulated_bound_s=simulated[index],
+            bound_s=float(bounds_s[index]),
+            simulated_bound_s=float(state.space.simulated_bounds_s[index]),
             objective_s=state.optima[index].objective_s if index in state.optima else None,
-            reason=_reason(state, index, chosen, objective_s, limit_s),
+            reason=_reason(state, index, chosen, objective_s),
         )
-        for index in range(len(bounds_s))
+        for index in sorted({*state.optima, *state.looked_below})
     )
 
 
-def _reason(state: _Search, index: int, chosen: Candidate, objective_s: float, limit_s: float) -> str:
+def _reason(state: _Search, index: int, chosen: Candidate, objective_s: float) -> str:
     if index == chosen.cell.index:
         return "chosen"
     if index in state.optima:
         over = state.optima[index].objective_s / objective_s - 1
-        within = (
-            "within δ, solved and simulated, or another option of its cell was, or 20 better cells were"
-            if over <= state.delta
-            else "slower"
-        )
-        return f"best J is {over:.1%} above J*: {within}"
-    bound_s = float(state.bounds_s[index])
-    if index in state.looked_below or np.isinf(bound_s):
-        below_s = state.looked_below.get(index, limit_s)
-        return "no plan fits" if np.isinf(below_s) else f"no plan that fits has J ≤ {below_s:.6g} s"
-    if bound_s > limit_s:
-        over = bound_s / objective_s - 1
-        better = "" if over > state.delta else f", and {MOST_SIMULATED} better cells are simulated"
-        return f"bound is {over:.1%} above J*{better}"
-    if bound_s >= state.unopened_bound_s:
-        return "not opened: the time ended"
-    return "bound is no better than the best J of another option of the cell"
+        simulated = f"simulated, or another option of its cell was, or {MOST_SIMULATED} better cells were"
+        return f"best J is {over:.1%} above J*: {simulated if over <= state.delta else 'slower'}"
+    below_s = state.looked_below[index]
+    return NOTHING_FITS if np.isinf(below_s) else f"no plan that fits has J ≤ {below_s:.6g} s"
+
+
+NOTHING_FITS = "no plan fits"
+"""Reason of a cell that has no plan at all."""

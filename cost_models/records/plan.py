@@ -259,7 +259,7 @@ class CertificateStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One point of the outer space with its bounds."""
+    """One point of the outer space that was looked into, with its bounds."""
 
     cell: str
     """Degrees of the cell, as layout text."""
@@ -268,7 +268,7 @@ class Cell:
     simulated_bound_s: float
     """No plan of this cell has a smaller simulated time."""
     objective_s: float | None = None
-    """Best J of the cell, where it was opened."""
+    """Best J of the cell; null where nothing below its siblings' best J, or nothing at all, fits."""
     reason: str
     """Why it is out, or 'chosen'."""
 
@@ -291,10 +291,20 @@ class Certificate:
     """S of the plan chosen."""
     gap_simulated: float
     """1 - min R over all cells / S."""
+    least_bound_s: float
+    """min R: no plan of the space has a smaller simulated time."""
+    least_bound_cell: str
+    """The cell that sets it, as layout text."""
+    num_cells: int
+    """Cells of the space, each option counted."""
+    limit_s: float
+    """Cells whose bound is above this were left closed, and those whose bound is no better than a sibling's best J."""
     cells: tuple[Cell, ...]
-    """All cells with their bounds."""
-    cells_opened: int
-    """Cells that went into the ILP."""
+    """The cells that were looked into. The bounds of the others follow from the request: `explain --certificate`."""
+    worlds: tuple[int, ...]
+    """Numbers of ranks that were searched."""
+    at_risk: bool = False
+    """No plan keeps the margin of memory: the space is that of plans that fit on expectation."""
     seconds: float
     """Time of the search."""
     solver: str

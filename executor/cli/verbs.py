@@ -164,7 +164,8 @@ _QUESTIONS = ("why_not", "against", "binds", "neighbours", "certificate")
 
 def explain(arguments: argparse.Namespace) -> Outcome:
     """Why not another layout; two plans side by side; the proof; what to measure on few GPUs; the plan itself."""
-    from planner.explain import against, certificate, why_not
+    from planner.certificate import derived_again
+    from planner.explain import against, why_not
     from planner.report.explain_text import against_text, certificate_text, why_not_text
     from planner.report.plan_text import plan_text
 
@@ -200,8 +201,8 @@ def explain(arguments: argparse.Namespace) -> Outcome:
         near = around(shown, _calibration(arguments))
         return Outcome(document=near, text=lambda: neighbours_text(near))
     if arguments.certificate:
-        proof = certificate(shown)
-        return Outcome(document=proof, text=lambda: certificate_text(proof))
+        proof = derived_again(shown, _calibration(arguments))
+        return Outcome(document=proof, text=lambda: certificate_text(proof), exit_code=1 if proof["faults"] else 0)
     return Outcome(document=to_json(shown), text=lambda: plan_text(shown))
 
 

@@ -225,9 +225,22 @@ def certificate_text(document: Mapping[str, Any]) -> str:
         row("simulated", _simulated(document.get("simulated_s"), simulated)),
         row(
             "cells",
-            f"{len(cells):,}, {document.get('cells_opened') or 0:,} of them opened; the others are closed by their bounds",
+            f"{len(cells):,}, {sum(bool(one.get('opened')) for one in cells):,} of them looked into; the others are closed by their bounds",
+        ),
+        row(
+            "min R",
+            f"{seconds(document.get('least_bound_s'))}, set by {_short(document.get('least_bound_cell') or '')}",
         ),
     ]
+    faults = document.get("faults")
+    if faults is not None:
+        lines.append(
+            row(
+                "again",
+                "all of it was derived once more from the request, and holds" if not faults else "it does not hold:",
+            )
+        )
+        lines += [row("", fault) for fault in faults]
     if cells:
         lines += [row("words" if i == 0 else "", text) for i, text in enumerate(_WORDS_OF_THE_PROOF)]
     restrictions = document.get("restrictions") or []

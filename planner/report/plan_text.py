@@ -146,11 +146,10 @@ def proof_lines(plan: Plan) -> list[str]:
     proof = plan.certificate
     if proof is None:
         return []
-    cells = len(proof.cells)
     return [
         row(
             "proof",
-            f"objective {duration(proof.objective_s)}, {gap_words(proof.gap_objective)} over {counted(cells, 'cell')}, {proof.cells_opened:,} of them opened ({proof.solver}, {proof.seconds:.2f} s)",
+            f"objective {duration(proof.objective_s)}, {gap_words(proof.gap_objective)} over {counted(proof.num_cells, 'cell')}, {len(proof.cells):,} of them opened ({proof.solver}, {proof.seconds:.2f} s)",
         ),
         row(
             "",

@@ -42,7 +42,7 @@ def test_the_choice_is_proved_and_whole(answer: Answer) -> None:
     assert choice.gap_objective == pytest.approx(0.0, abs=1e-6)
     assert 0 <= choice.gap_simulated < 0.5
     assert choice.bound_s <= choice.objective_s <= choice.chosen.objective_s * (1 + 1e-9)
-    assert len(choice.cells) == len(answer.priced.space)
+    assert 0 < len(choice.cells) < len(answer.priced.space) / 10
     assert flaw(choice.chosen.cell, choice.chosen.picks.tolist(), choice.chosen.objective_s) is None
     stages = answer.stages(choice.chosen)
     assert stages[0].blocks[0] == 0
@@ -71,7 +71,8 @@ def test_every_near_plan_is_within_delta(answer: Answer) -> None:
         assert plan.simulated_s >= answer.choice.least_bound_s * (1 - 1e-9)
 
 
-def test_delta_is_no_less_than_what_j_misses() -> None:
+def test_delta_is_no_less_than_what_j_misses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("planner.search.MOST_SIMULATED", 10_000)
     # every cell within half of J*, of all schedules, with real prices
     question = problem("llama3-8b", "h100x16", gbs=32)
     priced = Priced.of(question, space_of(question, parse_pins("zero!=3")))

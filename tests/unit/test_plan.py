@@ -12,7 +12,7 @@ from cost_models.problem import Problem
 from cost_models.records import Layout, Plan, Verdict, Workload, dumps, loads, parse_layout
 from planner.decisions import decision_of_layout
 from planner.errors import InfeasibleError, InputError
-from planner.explain import against, certificate, why_not
+from planner.explain import against, why_not
 from planner.neighbours import best_change, neighbours
 from planner.plan import make_plan, worlds_of
 from planner.predict import predict, simulated
@@ -89,8 +89,8 @@ def test_the_certificate_bounds_every_cell(plan: Plan) -> None:
     assert sum(cell.reason == "chosen" for cell in proof.cells) == 1
     for cell in proof.cells:
         assert cell.objective_s is None or cell.bound_s <= cell.objective_s * (1 + 1e-9)
-    least = min(cell.simulated_bound_s for cell in proof.cells)
-    assert proof.gap_simulated <= 1 - least / proof.simulated_s + 1e-9
+    assert proof.gap_simulated == pytest.approx(1 - proof.least_bound_s / proof.simulated_s, abs=1e-9)
+    assert len(proof.cells) < proof.num_cells
 
 
 def test_pins_hold() -> None:
@@ -256,12 +256,6 @@ def test_two_plans_side_by_side(plan: Plan) -> None:
     rows = {row["name"]: row for row in against(plan, other)["rows"]}
     assert rows["layout"]["this"] != rows["layout"]["other"]
     assert rows["model"]["this"] == rows["model"]["other"]
-
-
-def test_the_certificate_in_full(plan: Plan) -> None:
-    assert len(certificate(plan)["cells"]) > 100
-    with pytest.raises(InputError, match="edited by hand"):
-        certificate(replace(plan, certificate=None))
 
 
 # Neighbours -------------------------------------------------------------------------------------------------------------

@@ -336,8 +336,16 @@ def test_certificate_golden(golden: Golden) -> None:
             "simulated_bound_s": 4.0,
             "objective_s": None,
             "reason": "its bound is above J*",
+            "opened": False,
         },
-        {"cell": "tp2", "bound_s": 3.8, "simulated_bound_s": 3.7, "objective_s": 4.0, "reason": "chosen"},
+        {
+            "cell": "tp2",
+            "bound_s": 3.8,
+            "simulated_bound_s": 3.7,
+            "objective_s": 4.0,
+            "reason": "chosen",
+            "opened": True,
+        },
         {"cell": "tp4", "bound_s": None, "simulated_bound_s": None, "objective_s": None, "reason": "fits nowhere"},
     ]
     document = {
@@ -348,8 +356,10 @@ def test_certificate_golden(golden: Golden) -> None:
         "gap_simulated": 0.05,
         "simulated_s": 3.9,
         "solver": "HiGHS",
-        "cells_opened": 1,
+        "least_bound_s": 3.7,
+        "least_bound_cell": "tp2",
         "cells": cells,
+        "faults": [],
         "restrictions": ["tp per stage", "unequal micro-batch shares"],
     }
     text = certificate_text(document)
@@ -359,6 +369,7 @@ def test_certificate_golden(golden: Golden) -> None:
         assert any(sign in line and meaning in line for line in text.splitlines())
     bare = dict.fromkeys(document) | {"status": "feasible", "cells": [], "restrictions": []}
     assert "not proved" in certificate_text(bare)
+    assert "it does not hold" in certificate_text(document | {"faults": ["tp4 was left closed, but its bound is 3 s"]})
 
 
 # Profiles, measurements, clusters ----------------------------------------------------------------------------------

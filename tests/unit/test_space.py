@@ -20,6 +20,7 @@ from planner.readers.clusters import read_cluster
 from planner.readers.models import read_model
 from planner.readers.pins import parse_pins
 from planner.readers.runtimes import read_runtime
+from planner.search import search
 from planner.space import MOST_MICRO_BATCH, Space, enumerate_cells
 from planner.stages import CellProblem, StageColumns, free_spans
 
@@ -251,6 +252,8 @@ def test_pruned_columns_and_closed_bounds_against_everything(
         assert narrow.objective_s == pytest.approx(best.objective_s, rel=1e-9)
         least_r = min(lower_bound_of(cell, picks) for picks in plans(cell))
         assert priced.simulated_bounds_s[index] <= least_r * (1 + 1e-9)
+        least_below_s = least_r * (1 + 1e-9)
+        assert priced.simulated_bounds_below(least_below_s, np.array([index]))[0] <= least_below_s
         if cell.layout.vpp == 1:
             exact = least_lower_bound_s(priced.cell_for_bound(index, 2 * least_r), 2 * least_r)
             assert exact == pytest.approx(least_r, rel=1e-9)
@@ -288,3 +291,24 @@ def test_in_flight_vectors_from_few_micro_batches_are_those_of_the_whole_step(
 def test_a_step_of_too_many_operations_is_refused_by_name() -> None:
     with pytest.raises(ScheduleError, match=r"2097152 operations; at most 1048576"):
         Pipeline(schedule=Schedule.GPIPE, num_devices=4, num_virtual_per_device=1, num_micro_batches=2**18)
+
+
+@pytest.mark.parametrize(("num_gpus", "num_layers", "share"), [(4, 4, 2.0), (4, 4, 0.6), (6, 5, 0.4)])
+def test_cells_that_the_search_leaves_closed_hold_no_better_plan(num_gpus: int, num_layers: int, share: float) -> None:
+    """The certificate against brute force: every plan of every third cell that was left closed is written down."""
+    roomy = tiny(num_gpus, num_layers=num_layers, moe=None)
+    floors = roomy.memory_floors_bytes
+    priced = replace(roomy, memory_limit_bytes=float(floors.min() + share * (floors.max() - floors.min())))
+    choice = search(priced, delta=0.0)
+    told = {verdict.index: verdict.objective_s for verdict in choice.cells}
+    best_of_family: dict[int, float] = {}
+    for index, objective_s in told.items():
+        if objective_s is not None:
+            family = int(priced.families[index])
+            best_of_family[family] = min(best_of_family.get(family, np.inf), objective_s)
+    closed = [index for index in range(len(priced.space)) if index not in told][::3]
+    assert len(closed) > 10
+    for index in closed:
+        limit_s = min(choice.limit_s, best_of_family.get(int(priced.families[index]), np.inf))
+        best = best_plan([replace(every_column(priced, index), memory_limit_bytes=priced.memory_limit_bytes)])
+        assert best is None or best.objective_s >= limit_s * (1 - 1e-9)
