@@ -250,7 +250,7 @@ class Bounds:
                     exchanged_s / np.maximum(most_blocks, 1),
                 )
             found.append(self._constant_s + self._update_s(updated) + left_s)
-        plain = np.maximum.reduce(found)
+        plain: FloatArray = np.maximum.reduce(found)
         chunked = np.flatnonzero(self.cells.vpp[among] > 1)
         if len(chunked):
             plain[chunked] = np.maximum(self.longest_tails_s[among[chunked]], self._end_tails(among[chunked]))
@@ -329,7 +329,7 @@ class Bounds:
     def _most_layers(self, memory: CellMemory, heaviest_s: FloatArray) -> FloatArray:
         """(n,) layers that a device may hold under this load."""
         most = np.nan_to_num(heaviest_s / memory.layer_s.min(axis=(1, 2)), nan=np.inf, posinf=np.inf)
-        return np.minimum(most, self.problem.model.num_layers)
+        return np.asarray(np.minimum(most, self.problem.model.num_layers))
 
 
 def _of(floors: CellFloors, among: IntArray) -> CellFloors:

@@ -313,7 +313,7 @@ class _Search:
             if bound_s >= worth_s or refined == _EXACT or self.left_s() <= 0:
                 return min(bound_s, simulated_s), index
             if refined == 0:
-                among = []
+                among: list[int] = []
                 while heap and len(among) < _MOST_REFINED and heap[0][0] < worth_s and heap[0][2] == 0:
                     among.append(heapq.heappop(heap)[1])
                 tighter = self.space.simulated_bounds_below(simulated_s, np.array(among))
