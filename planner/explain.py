@@ -34,6 +34,7 @@ from planner.predict import predict
 from planner.priced import Priced
 from planner.readers.pins import Op, Pin, Pins, parse_pins, pins_of_layout
 from planner.search import search
+from planner.solver import preferred_solver
 from planner.space import SCHEDULES, enumerate_cells
 from planner.unsearched import best_unsearched
 
@@ -81,7 +82,7 @@ def why_not(plan: Plan, layout: str, calibration: Calibration | None = None) -> 
             return answer | _does_not_fit(question, other)
         return answer | _slower(problem, other, plan, chosen)
     try:
-        found = search(Priced.of(problem, space), delta=0.0)
+        found = search(Priced.of(problem, space), delta=0.0, solver=preferred_solver())
     except InfeasibleError:
         # of the layouts asked for, the one that overflows least
         options = [

@@ -14,6 +14,7 @@ from planner.predict import predict
 from planner.priced import Priced
 from planner.readers.pins import Pins
 from planner.search import search
+from planner.solver import preferred_solver
 from planner.space import Space, enumerate_cells
 
 
@@ -64,7 +65,12 @@ def solved(question: Question, *, time_limit_s: float | None = None) -> Found | 
         return None
     for at_risk in (False, True):
         try:
-            found = search(Priced.of(question.problem, space, at_risk=at_risk), delta=0.0, time_limit_s=time_limit_s)
+            found = search(
+                Priced.of(question.problem, space, at_risk=at_risk),
+                delta=0.0,
+                time_limit_s=time_limit_s,
+                solver=preferred_solver(),
+            )
         except InfeasibleError:
             continue
         decision = decision_of(question.problem, found.chosen)

@@ -113,9 +113,10 @@ def solve(
         try:
             problem.solve(engine)
         except pulp.PulpSolverError as error:
+            where = f" ({engine.path})" if chosen is SolverName.CBC else ""
             raise SolverMissingError(
-                f"the solver {chosen.value} was started and did not come back with an answer (killed, or out of memory?): {error}; "
-                "plan again, give it more memory, or install the other one (highspy is HiGHS; PuLP brings CBC)"
+                f"the solver {chosen.value}{where} was started and did not come back with an answer: killed, out of memory, or not "
+                "that program; plan again, give it more memory, or install the other one (package highspy is HiGHS, PuLP brings CBC)"
             ) from error
     return _outcome(program, problem, variables, chosen, explain, time_limit_s)
 

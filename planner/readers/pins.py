@@ -105,6 +105,7 @@ def parse_pins(text: str, recompute_kinds: Collection[str] = ()) -> Pins:
                 f"pin {pin}: {unknown[0]!r} is no kind of recompute{hint} Legal kinds: {', '.join(recompute_kinds)}"
             )
     _refuse_contradiction(pins)
+    _refuse_contradiction_between_fields(pins)
     return pins
 
 
@@ -186,3 +187,37 @@ def _refuse_contradiction(pins: Pins) -> None:
             possible = range(least, min(end, 3) + 1 if field == "zero" else end + 1)
         if not any(pins.allows_value(field, value) for value in possible):
             raise InputError(f"no {field} satisfies {' and '.join(str(pin) for pin in here)}; drop one of these pins")
+
+
+def _refuse_contradiction_between_fields(pins: Pins) -> None:
+    """Pins on fields that a law of every layout binds together: dp = dp_replicate·dp_shard; with zero = 0, dp_shard = 1."""
+    fixed = {
+        pin.field: set(map(int, pin.values)) for pin in pins.pins if pin.op is Op.EQUAL and pin.field in _DP_FIELDS
+    }
+    for whole in sorted(fixed.get("dp", ())):
+        if not pins.allows_value("dp", whole):
+            continue
+        for shard in (part for part in range(1, whole + 1) if whole % part == 0):
+            if pins.allows_value("dp_shard", shard) and pins.allows_value("dp_replicate", whole // shard):
+                break
+        else:
+            continue
+        break
+    else:
+        if "dp" in fixed:
+            raise InputError(
+                f"the pins {_named(pins, _DP_FIELDS)} contradict one another: dp = dp_replicate·dp_shard; drop one of these pins, or "
+                "pin parts whose product is dp"
+            )
+    if not any(pins.allows_value("zero", zero) for zero in (1, 2, 3)) and not pins.allows_value("dp_shard", 1):
+        raise InputError(
+            f"the pins {_named(pins, ('zero', 'dp_shard'))} contradict one another: with zero = 0 nothing is divided, dp_shard = 1 "
+            "(copies are dp_replicate); drop one of these pins"
+        )
+
+
+_DP_FIELDS = ("dp", "dp_replicate", "dp_shard")
+
+
+def _named(pins: Pins, fields: Collection[str]) -> str:
+    return " and ".join(str(pin) for pin in pins.pins if pin.field in fields)
