@@ -10,7 +10,7 @@ from cost_models.compute import element_bytes
 from cost_models.experts import fullest_rows
 from cost_models.problem import Problem
 from cost_models.recompute import repeated
-from cost_models.records import BlockKind, LayerKind
+from cost_models.records import BlockKind, LayerKind, Precision
 from cost_models.shares import Share, layer_share, shared_width
 
 FloatArray = NDArray[np.float64]
@@ -19,11 +19,16 @@ OUTPUTS = ("attention", "mlp", "gated_mlp", "latents", "routed", "gated_routed",
 """Terms of a layer's activations that products and attention put out."""
 
 
+MODULES_OF = {"torchtitan": "torch", "fsdp": "torch"}
+"""Runtime -> the one whose modules and loss it trains with: what autograd keeps of these was counted there."""
+
+
 def layer_activation_bytes(
     problem: Problem, part: Share, recompute_kind: str, kind: BlockKind = BlockKind.DENSE
 ) -> FloatArray:
     """Bytes that one layer keeps of one micro-batch under a kind of recompute, on one rank."""
     model, name = problem.model, problem.runtime.name
+    modules = (MODULES_OF[name],) if name in MODULES_OF else ()
     family = problem.cluster.pools[0].kind.device.family
     scale = element_bytes(problem.workload.precision) / 2
     again = repeated(name, recompute_kind)
@@ -51,7 +56,11 @@ def layer_activation_bytes(
         elements["router"] = part.tokens / part.sequence_parts * moe.num_experts
     if again.keeps_outputs_only:
         # the layer's input, and what the products and the attention put out (executor/sharding/recompute.py)
-        outputs = sum(size for what, size in elements.items() if what in OUTPUTS)
+        outputs = sum(
+            again.outputs_kept.get(what.removeprefix("gated_"), 1.0) * size
+            for what, size in elements.items()
+            if what in OUTPUTS
+        )
         return np.asarray(2.0 * scale * (2 * residual + outputs))
     narrow = 0.0
     if problem.workload.precision.is_narrow:
@@ -60,7 +69,7 @@ def layer_activation_bytes(
     kept = np.zeros_like(part.tokens)
     for what, size in elements.items():
         term = what.removeprefix("gated_")
-        per_element = value_or(0.0, problem.calibration, f"memory.activation.{what}_bytes", family, name)
+        per_element = value_or(0.0, problem.calibration, f"memory.activation.{what}_bytes", family, name, *modules)
         whole = per_element * size - narrow * taken_in.get(term, 0.0)
         kept = kept + (1.0 - again.dropped.get(term, 0.0)) * whole
     scores = np.zeros_like(part.tokens)
@@ -107,7 +116,9 @@ def _inputs_of_products(problem: Problem, part: Share, kind: BlockKind) -> Mappi
 
 def logit_bytes(problem: Problem, part: Share) -> tuple[FloatArray, FloatArray]:
     """(saved per micro-batch in flight, working) bytes of logits and loss."""
-    which = (problem.runtime.name, problem.workload.precision.value)
+    name, precision = problem.runtime.name, problem.workload.precision
+    # head and loss stay in 16 bits where the products of the layers are narrower
+    which = (MODULES_OF.get(name, name), (Precision.BF16 if precision.is_narrow else precision).value)
     logits = part.tokens * part.vocab
     saved = value(problem.calibration, "memory.logits.saved_bytes", *which)
     working = value(problem.calibration, "memory.logits.working_bytes", *which)

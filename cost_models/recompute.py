@@ -57,6 +57,8 @@ class Repeated:
     """Nothing but the layer's input is kept."""
     keeps_outputs_only: bool = False
     """The layer's input and what its products and the attention put out are kept, nothing else."""
+    outputs_kept: Mapping[str, float] = field(default_factory=dict)
+    """Where outputs only are kept: term of `KEPT` -> share of its outputs that is; all of the others."""
 
     def __add__(self, other: "Repeated") -> "Repeated":
         """Both kinds together; a part that both repeat is repeated once."""
@@ -74,6 +76,7 @@ class Repeated:
             dropped=joined(self.dropped, other.dropped),
             keeps_input_only=self.keeps_input_only or other.keeps_input_only,
             keeps_outputs_only=self.keeps_outputs_only or other.keeps_outputs_only,
+            outputs_kept={**self.outputs_kept, **other.outputs_kept},
         )
 
 
@@ -119,7 +122,25 @@ _TORCH: Mapping[str, Repeated] = {
     "selective": Repeated(work=_BOUND_BY_MEMORY, output_with_tp=True, gathers=1.0, keeps_outputs_only=True),
     "full": replace(_FULL, work={**_EVERYTHING, "mlp_down": 0.0}, reductions=0.5),
 }
-_OF_RUNTIME: Mapping[str, Mapping[str, Repeated]] = {"torch": _TORCH}
+_TORCHTITAN: Mapping[str, Repeated] = {
+    "none": Repeated(),
+    # its selective_ac_option "op": attention, reduce-scatters, all-to-alls and every second product are kept. In a layer's
+    # order of products (q, k, v, output; gate, up, down) keys, output and up are computed again: with four query heads a key
+    # head a sixth of the projections, and a tenth of what attention keeps. Grouped products of experts are not in its list.
+    "selective": Repeated(
+        work=_BOUND_BY_MEMORY
+        | {"projections": 1 / 6, "up_projections": 0.5, "output": 1.0, "mlp_up": 0.5, "router": 1.0, "experts": 1.0},
+        gathers=1.0,
+        keeps_outputs_only=True,
+        outputs_kept={"attention": 0.9, "mlp": 0.5, "latents": 0.5, "routed": 0.0},
+    ),
+    "full": _FULL,
+}
+_OF_RUNTIME: Mapping[str, Mapping[str, Repeated]] = {"torch": _TORCH, "fsdp": _TORCH, "torchtitan": _TORCHTITAN}
+
+
+PART_OF_MODULE: Mapping[str, str] = {"mla_up_proj": "latent attention", "moe_act": "experts", "moe": "experts"}
+"""Module -> the part of a model without which there is nothing to compute again (transformer_config.py refuses it then)."""
 
 
 def repeated(runtime_name: str, kind: str) -> Repeated:

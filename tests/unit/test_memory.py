@@ -1,6 +1,7 @@
 """Bytes on each rank: recounted tensor by tensor for a small model, and against published allocator figures."""
 
 import csv
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,10 +24,12 @@ from cost_models.records import (
     Precision,
     Ranks,
     RecordError,
+    Runtime,
     Schedule,
     Stage,
     Workload,
     normalised,
+    parse_layout,
 )
 from cost_models.shares import share
 from tests.unit.cost_cases import CPU, MODEL, NODE, RUNTIME, cluster, problem
@@ -282,3 +285,20 @@ def test_allocator_figures_of_megatron_core(shared: Path) -> None:
         errors.append(abs(last.peak_bytes / GIB / float(row["memory_gib"]) - 1))
     assert np.median(errors) < 0.03
     assert max(errors) < 0.06
+
+
+def test_torchtitan_keeps_every_second_product_and_what_torch_keeps_of_the_loss() -> None:
+    titan, torch = (replace(RUNTIME, name=name) for name in ("torchtitan", "torch"))
+    layout = parse_layout("dps8 zero3 gather=use mbs1")
+
+    def kinds(runtime: Runtime, recompute: str, **more: object) -> Mapping[str, float]:
+        whole = problem(runtime=runtime, **more)
+        return memory_report(whole, decision(whole, layout, recompute))[0].kinds
+
+    none, selective, full = (kinds(titan, kind) for kind in ("none", "selective", "full"))
+    assert full["activations"] < selective["activations"] < 0.6 * none["activations"]
+    assert selective["activations"] < kinds(torch, "selective")["activations"], "torch's own kind keeps every product"
+    assert none["activations"] == kinds(torch, "none")["activations"]
+    assert none["logits"] == kinds(torch, "none")["logits"]
+    narrow = replace(problem().workload, precision=Precision.FP8)
+    assert kinds(titan, "none", workload=narrow)["logits"] == none["logits"], "the loss stays in 16 bits"
