@@ -34,6 +34,8 @@ class Facts:
     """Routed experts of a layer; 0 in a dense model."""
     moe_ffn: int | None = None
     """Width of one routed expert."""
+    latent_attention: bool | None = None
+    """Keys and values are compressed (MLA)."""
     num_params: int | None = None
     """Parameters of the whole model."""
     world: int | None = None
@@ -117,6 +119,7 @@ def facts_of_model(model: Model) -> dict[str, Any]:
         "ffn": math.gcd(*widths),
         "num_experts": model.moe.num_experts if model.moe else 0,
         "moe_ffn": model.moe.moe_ffn if model.moe else None,
+        "latent_attention": model.mla is not None,
     }
 
 

@@ -9,7 +9,8 @@ Further laws, which hold for every framework: DP_MOD_SHARD (dp = dp_replicate·d
 dp·mbs·microbatches), STAGES_GT_BLOCKS (each virtual stage holds a block). Further laws of particular runtimes, silent where
 nobody has read the framework: KV_REPLICAS_MOD_TP (copied heads come out whole), FFN_MOD_TP, MOE_FFN_MOD_ETP,
 HEADS_MOD_ULYSSES, MICROBATCHES_MOD_ROUNDS (torch's interleaved schedule), SCHEDULE_VPP (virtual stages that the schedule
-needs), VPP_NEEDS_PP, ZB_WITH_SHARDING (silently wrong gradients), GATHER_WITH_ZERO, ZERO_UNSUPPORTED, CP_UNSUPPORTED, SCHEDULE_UNSUPPORTED, RECOMPUTE_UNKNOWN.
+needs), VPP_NEEDS_PP, ZB_WITH_SHARDING (silently wrong gradients), GATHER_WITH_ZERO, ZERO_UNSUPPORTED, CP_UNSUPPORTED,
+EP_UNSUPPORTED, SCHEDULE_UNSUPPORTED, RECOMPUTE_UNKNOWN, RECOMPUTE_WITHOUT_PART.
 """
 
 import math
@@ -33,6 +34,7 @@ from cost_models.law_terms import (
     not_divisible,
     num,
     offer,
+    parts_without,
     product,
     schedule_fits_vpp,
     seq_multiple,
@@ -91,18 +93,23 @@ LAWS: tuple[Law, ...] = (
         ),
         legal_keys=("ep",),
         legal_with=("EXPERTS_MOD_EP",),
-        offer=offer("experts live on the ranks of dp, cp and tp: take an ep that divides these"),
+        offer=lambda f, r: (
+            "experts live on the ranks of dp, cp and tp: take an ep that divides these"
+            + (", or a smaller etp" if num(f.etp or 1) > 1 else "")
+        ),
     ),
     Law(
         code="EXPERTS_MOD_EP",
         statement="num_experts % ep = 0",
         operands=("num_experts", "ep"),
-        predicate=divides("num_experts", "ep"),
+        predicate=lambda f, r: num(f.num_experts) > 0 and num(f.num_experts) % num(f.ep) == 0,
         void=is_one("ep"),
-        says=not_divisible("num_experts", "ep"),
+        says=lambda f, r: (
+            not_divisible("num_experts", "ep")(f, r) if f.num_experts else f"ep={f.ep}, but the model has no experts"
+        ),
         legal_keys=("ep",),
         legal_with=("WORLD_MOD_EP",),
-        offer=offer("take an ep that divides the experts and the ranks"),
+        offer=lambda f, r: "take an ep that divides the experts and the ranks" if f.num_experts else "take ep=1",
     ),
     Law(
         code="HEADS_MOD_TP",
@@ -428,6 +435,16 @@ LAWS: tuple[Law, ...] = (
         offer=offer("take cp=1, or another runtime"),
     ),
     Law(
+        code="EP_UNSUPPORTED",
+        statement="ep = 1 where the runtime has no expert parallelism",
+        operands=("ep",),
+        predicate=lambda f, r: r is None or r.expert_parallel,
+        void=is_one("ep"),
+        says=lambda f, r: f"ep={f.ep}, but {r.name if r else ''} has no expert parallelism yet",
+        legal_more=lambda f, r: {"ep": [1]},
+        offer=offer("take ep=1, or another runtime"),
+    ),
+    Law(
         code="SCHEDULE_UNSUPPORTED",
         statement="the runtime has the schedule",
         operands=("schedule",),
@@ -445,6 +462,16 @@ LAWS: tuple[Law, ...] = (
         says=lambda f, r: f"recompute={f.recompute} is not a kind of {r.name if r else ''}",
         legal_more=lambda f, r: {"recompute": list(r.recompute_kinds) if r else []},
         offer=offer("take one of these"),
+    ),
+    Law(
+        code="RECOMPUTE_WITHOUT_PART",
+        statement="the model has the part that is recomputed",
+        operands=("recompute",),
+        optional=("num_experts", "latent_attention"),
+        predicate=lambda f, r: not parts_without(f),
+        void=lambda f: f.recompute is None,
+        says=lambda f, r: f"recompute={f.recompute}, but the model has no {' and no '.join(parts_without(f))}",
+        offer=offer("leave that module out"),
     ),
     Law(
         code="TP_SPANS_NODES",

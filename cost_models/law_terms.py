@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cost_models.facts import Facts
+from cost_models.recompute import PART_OF_MODULE
 from cost_models.records import Gather, Runtime, Schedule
 from cost_models.records.layout import LEGAL_GATHER, V_PLACED
 
@@ -185,3 +186,10 @@ def uneven_kv_heads(facts: Facts) -> list[int]:
     """Numbers of key and value heads that are neither a multiple nor a divisor of tp."""
     tp, of_groups = num(facts.tp), facts.kv_heads_of_groups or (num(facts.kv_heads),)
     return [heads for heads in of_groups if heads % tp and tp % heads]
+
+
+def parts_without(f: Facts) -> list[str]:
+    """Parts of a model that the kind of recompute names and that this model is known not to have."""
+    absent = {"experts": f.num_experts == 0, "latent attention": f.latent_attention is False}
+    named = [PART_OF_MODULE[module] for module in (f.recompute or "").split("+") if module in PART_OF_MODULE]
+    return [part for part in dict.fromkeys(named) if absent[part]]

@@ -92,8 +92,12 @@ def _changes(problem: Problem, layout: Layout) -> Iterator[tuple[str, Layout]]:
             others = layout.cp * layout.tp * layout.pp // now * degree
             if degree != now and world % others == 0:
                 changed = _with_dp(layout, world // others, **{axis: degree})
-                if changed is not None:
-                    yield f"{axis} {now} -> {degree} (dp {layout.dp} -> {changed.dp})", changed
+                if changed is None:
+                    continue
+                beside = f"dp {layout.dp} -> {changed.dp}"
+                if axis == "tp" and now > 1 and layout.etp == now:  # experts are divided as the layers are
+                    changed, beside = replace(changed, etp=degree), f"{beside}, etp {now} -> {degree}"
+                yield f"{axis} {now} -> {degree} ({beside})", changed
     for mbs in divisors(problem.workload.gbs // layout.dp) if problem.workload.gbs % layout.dp == 0 else ():
         if mbs != layout.mbs:
             yield f"mbs {layout.mbs} -> {mbs}", replace(layout, mbs=mbs)

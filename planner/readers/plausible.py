@@ -1,9 +1,9 @@
-"""Is a hand-made cluster one of this world? Wrong units are off by 10^3 or 10^9, and nothing else would notice."""
+"""Is a hand-made cluster or workload one of this world? Wrong units are off by 10^3 or 10^9, and nothing else would notice."""
 
 from collections.abc import Iterator
 
 from cost_models.data import rows
-from cost_models.records import Cluster, Device, NodeKind
+from cost_models.records import Cluster, Device, NodeKind, Workload
 from cost_models.records.near_names import did_you_mean
 from planner.errors import InputError
 
@@ -17,6 +17,25 @@ FLOPS_PER_S = (1e7, 1e18)
 """From a thousandth of a CPU core to 100 times a B300 in fp8 (5e15, data sheet)."""
 MOST_GPUS = 2**20
 """GPUs of a cluster: ten times the largest that anybody has trained on."""
+
+
+MOST_TOKENS_OF_SEQUENCE = 2**27
+"""A hundred times the longest context that anybody has trained on (1 Mi tokens)."""
+MOST_TOKENS_OF_STEP = 2**40
+"""Ten thousand times the largest global batch that anybody has reported (some 10^8 tokens)."""
+
+
+def refuse_implausible_workload(workload: Workload) -> None:
+    """Raises InputError for a sequence or a step of more tokens than anybody trains with."""
+    if workload.seq > MOST_TOKENS_OF_SEQUENCE:
+        raise InputError(
+            f"seq={workload.seq:,}: up to {MOST_TOKENS_OF_SEQUENCE:,} is plausible; it is the tokens of one sequence, as in 8192"
+        )
+    if workload.tokens > MOST_TOKENS_OF_STEP:
+        raise InputError(
+            f"gbs·seq = {workload.gbs:,}·{workload.seq:,} = {workload.tokens:,} tokens a step: up to {MOST_TOKENS_OF_STEP:,} is "
+            "plausible; gbs is the sequences of one step, over all ranks"
+        )
 
 
 def refuse_implausible(cluster: Cluster) -> None:

@@ -247,8 +247,8 @@ def _with_layout(facts: Facts, request: Request, runtime: Runtime, notes: list[s
     if "cp" not in said and ulysses:
         notes.append(f"layout.cp: not stated; ulysses={ulysses} divides the sequence, so cp={ulysses}")
     facts = replace(facts, tp=tp, pp=pp, vpp=vpp, ep=ep, cp=cp, ulysses=ulysses)
-    facts = replace(facts, etp=_etp(said, facts, runtime, notes))
     facts = _with_dp(facts, said, runtime)
+    facts = replace(facts, etp=_etp(said, facts, runtime, notes))
     return replace(facts, num_micro_batches=_num_micro_batches(facts))
 
 
@@ -270,15 +270,18 @@ def _offloads(said: Any) -> bool | None:
 
 
 def _etp(said: Mapping[str, Any], facts: Facts, runtime: Runtime, notes: list[str]) -> int | None:
-    """Stated, or the runtime's default; None where that default differs from 1, which decides the law of ep."""
+    """Stated, or the runtime's default; None where the ranks do not divide by that, so that something else must have been
+    said where it runs."""
     if "etp" in said:
         return int(said["etp"])
-    if facts.tp == 1 or facts.ep == 1 or runtime.etp_default != "tp":
+    tp, ep = facts.tp or 1, facts.ep or 1
+    if tp == 1 or runtime.etp_default != "tp" or not facts.num_experts:
         return 1
-    ranks = f"{facts.ep}·{facts.tp} = {(facts.ep or 1) * (facts.tp or 1)}"
+    if None not in (facts.dp, facts.cp) and (facts.dp or 1) * (facts.cp or 1) * tp % (ep * tp) == 0:
+        return tp
     notes.append(
-        f"layout.etp: not stated, judged as 1; {runtime.name} itself takes etp=tp={facts.tp} where none is given, and then "
-        f"ep·etp = {ranks} must divide dp·cp·tp: say etp"
+        f"layout.etp: not stated, judged as 1; {runtime.name} itself takes etp=tp={tp} where none is given, and then "
+        f"ep·etp = {ep}·{tp} = {ep * tp} must divide dp·cp·tp: say etp"
     )
     return None
 

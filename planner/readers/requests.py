@@ -31,6 +31,7 @@ from planner.errors import InputError, NotYetError
 from planner.readers.clusters import cluster_of_document, read_cluster
 from planner.readers.documents import named_path, read_document
 from planner.readers.models import model_and_defaults, read_model
+from planner.readers.plausible import refuse_implausible_workload
 from planner.readers.request_keys import (
     CLUSTER_KEYS,
     DEGREES,
@@ -240,7 +241,7 @@ def complete(request: Request, *, needs_layout: bool = False) -> CompleteRequest
     workload = _workload(request, cluster, runtime, defaults)
     layout = None
     if request.states_layout or request.layout:
-        layout = _layout(request, runtime, workload, cluster.num_gpus, defaults)
+        layout = _layout(request, runtime, workload, cluster.num_gpus, defaults, has_experts=model.moe is not None)
     elif needs_layout:
         raise InputError(f"{request.source}: there is no layout; say one, as in `tp8 pp4 dp4 zero1 mbs1`")
     return CompleteRequest(
@@ -351,9 +352,11 @@ def _workload(request: Request, cluster: Cluster, runtime: Runtime, defaults: di
     if "optimizer" not in said:
         defaults["workload.optimizer"] = Optimizer.ADAMW.value
     try:
-        return from_json(Workload, said, "workload")
+        workload = from_json(Workload, said, "workload")
     except RecordError as error:
         raise InputError(f"{request.source}: {error}") from None
+    refuse_implausible_workload(workload)
+    return workload
 
 
 def bytes_of(request: Request) -> StateBytes | None:
@@ -383,14 +386,22 @@ def _with_bytes(runtime: Runtime, request: Request, workload: Workload) -> Runti
     return replace(runtime, state_bytes={**runtime.state_bytes, workload.precision.value: said})
 
 
-def _layout(request: Request, runtime: Runtime, workload: Workload, world: int, defaults: dict[str, str]) -> Layout:
-    """The layout of a request: an absent degree is 1, absent dp is world/(tp·pp·cp)."""
+def _layout(
+    request: Request,
+    runtime: Runtime,
+    workload: Workload,
+    world: int,
+    defaults: dict[str, str],
+    *,
+    has_experts: bool,
+) -> Layout:
+    """The layout of a request: an absent degree is 1, absent dp is world/(tp·pp·cp), absent etp the runtime's."""
     said = {key: value for key, value in request.layout.items() if key in KEYS.values()}
     for key in ("tp", "pp", "cp", "ep", "vpp"):
         if key not in said:
             said[key], defaults[f"layout.{key}"] = 1, "1"
     if "etp" not in said:
-        said["etp"] = said["tp"] if runtime.etp_default == "tp" and said["ep"] > 1 else 1
+        said["etp"] = said["tp"] if runtime.etp_default == "tp" and has_experts else 1
         defaults["layout.etp"] = f"{said['etp']} ({runtime.name}'s)"
     said.setdefault("zero", 0)
     if "zero" not in request.layout:

@@ -276,3 +276,10 @@ def test_the_law_of_the_world_decides_what_is_counted():
     assert model_states(stated).least_bytes == pytest.approx(18 * NUM_PARAMS / 8)
     fits = replace(stated, facts=replace(stated.facts, world=16))
     assert model_states(fits).least_bytes > 18 * NUM_PARAMS / 16
+
+
+@pytest.mark.parametrize("ep", [1, 4])
+def test_an_unstated_etp_is_the_runtimes(ep):
+    said, unsaid = ({"tp": 2, "dp": 4, "ep": ep, "zero": 1, **etp} for etp in ({"etp": 2}, {}))
+    assert states(said, model=EXPERTS) == states(unsaid, model=EXPERTS)
+    assert not any("etp" in str(one) for one in check(request(unsaid, model=EXPERTS))["unchecked"])

@@ -74,7 +74,7 @@ ORACLES = {
     "WORLD_MOD_MP": lambda f: f.world / (f.tp * f.pp * f.cp) == f.world // (f.tp * f.pp * f.cp),
     "WORLD_SIZE_MISMATCH": lambda f: f.world % (f.tp * f.pp * f.cp) or f.world // (f.tp * f.pp * f.cp) == f.dp,
     "WORLD_MOD_EP": lambda f: any(f.ep * f.etp * n == f.dp * f.cp * f.tp for n in range(1, 1000)),
-    "EXPERTS_MOD_EP": lambda f: math.gcd(f.num_experts, f.ep) == f.ep,
+    "EXPERTS_MOD_EP": lambda f: f.ep == 1 or any(f.ep * n == f.num_experts for n in range(1, 17)),
     "HEADS_MOD_TP": lambda f: math.gcd(f.heads, f.tp) == f.tp,
     "KV_HEADS_MOD_TP": lambda f: math.gcd(f.kv_heads, f.tp) == f.tp,
     "KV_HEADS_MOD_ULYSSES": lambda f: math.gcd(f.kv_heads, f.ulysses) == f.ulysses,
@@ -160,6 +160,8 @@ RARELY_BROKEN = (
     Facts(schedule=Schedule.ZBV, pp=2, zero=3, dp=2, vpp=2, recompute="full", cp=2),
     Facts(vpp=2, pp=1),
     Facts(num_micro_batches=3, pp=4, vpp=1, schedule=Schedule.ONE_F_ONE_B),
+    Facts(ep=2),
+    Facts(recompute="mla_up_proj", latent_attention=False),
 )
 
 
@@ -395,3 +397,28 @@ def test_a_runtime_refuses_what_it_does_not_have():
 @given(st.integers(1, 2000))
 def test_divisors(number):
     assert divisors(number) == [d for d in range(1, number + 1) if number % d == 0]
+
+
+def test_modules_are_recomputed_where_the_model_has_them():
+    law = LAW["RECOMPUTE_WITHOUT_PART"]
+    dense, routed = Facts(num_experts=0, latent_attention=False), Facts(num_experts=8, latent_attention=True)
+    for kind, words in (
+        ("mla_up_proj", "has no latent attention"),
+        ("moe_act", "has no experts"),
+        ("mlp+moe", "has no experts"),
+        ("mla_up_proj+moe", "has no latent attention and no experts"),
+    ):
+        assert words in finding(law, replace(dense, recompute=kind), MEGATRON).message
+        assert law.holds(replace(routed, recompute=kind), MEGATRON)
+        assert law.holds(Facts(recompute=kind), MEGATRON), "what is not known breaks nothing"
+    for kind in ("none", "full", "mlp", "core_attn"):
+        assert law.holds(replace(dense, recompute=kind), MEGATRON)
+
+
+def test_experts_are_divided_where_there_are_any_and_the_runtime_can():
+    assert "the model has no experts" in finding(LAW["EXPERTS_MOD_EP"], Facts(num_experts=0, ep=8), MEGATRON).message
+    assert legal_values(LAW["EXPERTS_MOD_EP"], Facts(num_experts=0, ep=8, world=8), MEGATRON) == {"ep": [1]}
+    assert LAW["EP_UNSUPPORTED"].holds(Facts(ep=8), TORCH) is False
+    titan = read_runtime("torchtitan")
+    for code, facts in (("EP_UNSUPPORTED", Facts(ep=8)), ("CP_UNSUPPORTED", Facts(cp=8))):
+        assert LAW[code].holds(facts, titan), "torchtitan trains with stock torch, and has what our executor has not"

@@ -250,6 +250,8 @@ def test_the_runtimes_etp():
     assert megatron.defaults["layout.etp"] == "4 (megatron's)"
     assert megatron.model.moe.num_dense_layers == 1
     assert completed(changed(model=moe, layout=layout, runtime="torchtitan")).layout.etp == 1
+    assert completed(changed(model=moe, layout={"tp": 4})).layout.etp == 4, "without ep too"
+    assert completed(changed(layout={"tp": 4})).layout.etp == 1, "a dense model has no experts to divide"
 
 
 def test_bytes_replace_the_runtimes():
