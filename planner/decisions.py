@@ -1,6 +1,7 @@
 """From what the search picked, or from a layout's text, to the decision that an executor reads."""
 
 from dataclasses import replace
+from collections.abc import Collection
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -128,8 +129,13 @@ def _stages_of_counts(layout: Layout, blocks: list[int], devices: list[int]) -> 
     return tuple(stages)
 
 
-def refuse_illegal(problem: Problem, layout: Layout, world: int | None = None) -> None:
-    """Raises InputError, with the laws and the legal values, where the layout is illegal for the problem's runtime."""
+def refuse_illegal(
+    problem: Problem, layout: Layout, world: int | None = None, *, excused: Collection[str] = ()
+) -> None:
+    """Raises InputError, with the laws and the legal values, where the layout is illegal for the problem's runtime.
+
+    `excused` are codes of laws that something else may lift, of which nothing is known.
+    """
     facts = facts_of_run(
         model=problem.model,
         workload=problem.workload,
@@ -139,7 +145,7 @@ def refuse_illegal(problem: Problem, layout: Layout, world: int | None = None) -
         domain_size=problem.cluster.pools[0].kind.domain_size,
     )
     found = breaches(facts, problem.runtime)[0]
-    broken = [one for one in found if one.severity is Severity.ERROR]
+    broken = [one for one in found if one.severity is Severity.ERROR and one.code not in excused]
     if broken:
         told = "\n".join(f"  {one.code}: {one.message}" for one in broken)
         raise InputError(f"the layout is not legal with runtime {problem.runtime.name}:\n{told}")

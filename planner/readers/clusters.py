@@ -345,9 +345,16 @@ def device_from_facts(gpu: str, gpu_mem_gb: float | None = None) -> Device:
         raise InputError(f"gpu {gpu!r} is sold with several sizes of memory; give gpu_mem_gb, one of: {sizes}")
     if size <= 0:
         raise InputError(f"gpu_mem_gb={size}; a positive size is needed")
+    sold = [nominal for row in variants.values() for nominal in row["nominal_gb"]]
+    if not min(sold) / _ODD_SIZE <= size <= max(sold) * _ODD_SIZE:
+        raise InputError(
+            f"gpu_mem_gb={size:g}: {gpu} is sold with {', '.join(map(str, sorted(set(sold))))}; the unit is GB, as in 80"
+        )
     return replace(device(next(iter(variants))), memory_bytes=int(size * _GIB * _SHOWN_SHARE))
 
 
+_ODD_SIZE = 8
+"""Times that a GPU's memory may differ from what is sold: its smallest slice is an eighth."""
 _SHOWN_SHARE = 0.99
 """Least share of the nominal GiB that drivers show: 81251 of 81920 MiB (A100), 183359 of 184320 (B200)."""
 

@@ -38,6 +38,7 @@ from cost_models.records import (
 )
 from planner.errors import InputError
 from planner.readers.clusters import cluster_from_facts
+from planner.readers.plausible import refuse_implausible_workload
 from planner.readers.runtimes import is_known, read_runtime
 
 T = TypeVar("T")
@@ -201,6 +202,7 @@ def read_run(row: Mapping[str, str], calibration: Calibration) -> Run:
         calibration=calibration,
         memory_kind=memory_kind,
     )
+    refuse_implausible_workload(problem.workload)
     for kind in counts:
         if kind not in problem.recompute_kinds:
             raise InputError(

@@ -47,7 +47,10 @@ def columns_of_runs() -> list[str]:
         "recompute_detail": "`5 layers` of each virtual stage (full-block), `modules=mlp+layernorm` (selective)",
         "flash_attn": "yes, no, flash, unfused, auto",
         "memory_kind": "allocated, reserved, nvidia-smi; `... LAST rank` asks for that of the last rank, not of the fullest",
-        "dp": "not needed: n_gpus / (tp·pp·cp)",
+        "dp": "not read: it is n_gpus / (tp·pp·cp)",
+        "ga": "micro-batches of a step, where mbs is empty; else it is gbs / (dp·mbs)",
+        "mbs": "sequences of a micro-batch; empty = gbs / (dp·ga)",
+        "etp": "empty = as the framework takes it (Megatron: tp)",
     }
     return [
         "A CSV file with a header and one run a row. `predict --runs` reads these columns and nothing else; an empty field is",

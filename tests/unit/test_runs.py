@@ -174,7 +174,12 @@ def test_memory_is_of_the_row_s_rank_and_fits_of_the_fullest():
         ({"attn_type": "linear"}, "attn_type='linear' is not known"),
         ({"framework": ""}, "framework is empty"),
         ({"glu": "maybe"}, "glu='maybe' is not known"),
-        ({"pp": "64", "tp": "1", "cp": "1", "vpp": "2", "gbs": "128"}, "is more than the 82 blocks"),
+        ({"pp": "64", "tp": "1", "cp": "1", "vpp": "2", "gbs": "128"}, "but only 82 blocks"),
+        ({"seq": "2047"}, "SEQ_MOD_TPCP: seq=2047 is not a multiple"),
+        ({"ep": "8", "experts": ""}, "EXPERTS_MOD_EP: ep=8, but the model has no experts"),
+        ({"seq": "100000000000"}, "seq=100,000,000,000: up to 134,217,728 is plausible"),
+        ({"gbs": str(2**50)}, "tokens a step: up to"),
+        ({"gpu": "H100", "gpu_mem_gb": "81920"}, "gpu_mem_gb=81920: H100 is sold with 80; the unit is GB"),
     ],
 )
 def test_a_row_that_cannot_be_predicted_says_why(change, words):
@@ -247,3 +252,9 @@ def test_flags_that_a_row_says_are_refused_beside_a_table(tmp_path, capsys):
     assert "1 of 1 rows answered" in capsys.readouterr().out
     assert main(["predict", "--runs", str(tmp_path / "absent.csv"), "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["error"]["exit_code"] == 2
+
+
+def test_a_law_that_an_option_lifts_refuses_no_row():
+    row = ROW | {"tp": "1", "pp": "4", "cp": "1", "vpp": "2", "n_gpus": "8", "mbs": "1", "gbs": "10", "ga": ""}
+    answer = answer_of_row(row, shipped())
+    assert answer["error"] is None and answer["step_s"] > 0
