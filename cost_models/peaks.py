@@ -28,6 +28,9 @@ from cost_models.schedules import Pipeline, max_held
 
 FloatArray = NDArray[np.float64]
 
+MOST_NAMED = 6
+"""Virtual stages that the words of a peak name, each with its micro-batches in flight."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
@@ -152,5 +155,8 @@ def _at_peak(
     last = mine[-1]
     what = "head and loss" if shape.head[last] else f"block {int(columns.last[last])}"
     names = [*(f"of stage {v}" for v in mine), *(f"of stage {v} before their weight gradients" for v in mine)]
-    in_flight = ", ".join(f"{count} {name}" for name, count in zip(names, counts, strict=True) if count)
+    held = [(int(count), name) for name, count in zip(names, counts, strict=True) if count]
+    in_flight = ", ".join(f"{count} {name}" for count, name in held)
+    if len(held) > MOST_NAMED:
+        in_flight = f"{sum(count for count, _ in held)}, of {len(held)} of its {len(mine)} virtual stages"
     return kinds, f"start of the backward pass of {what} (micro-batches in flight: {in_flight})"

@@ -28,7 +28,7 @@ _CLUSTER: _Argument = (
 _BATCH: _Argument = ("--batch", {"metavar": "SEQUENCES", "type": int, "help": "sequences in a step, over all ranks"})
 _SEQ: _Argument = ("--seq", {"metavar": "TOKENS", "type": int, "help": "tokens in a sequence"})
 _GPUS: _Argument = ("--gpus", {"metavar": "N|..N", "help": "exactly N GPUs of the cluster, or at most N"})
-_PRECISION: _Argument = ("--precision", {"metavar": "P", "help": "bf16 (default), fp16, fp32 or fp8"})
+_PRECISION: _Argument = ("--precision", {"metavar": "P", "help": "bf16 (default), fp16, fp32, fp8, mxfp8 or nvfp4"})
 _OPTIMIZER: _Argument = ("--optimizer", {"metavar": "O", "help": "adamw (default), adam or sgd"})
 _RUNTIME: _Argument = (
     "--runtime",

@@ -20,11 +20,14 @@ def anchor_text(plan: Plan, anchor: Anchor, out: str | None) -> str:
     assert predicted is not None
     reductions = [f"{one.name} {one.full:,} -> {one.small:,}" for one in anchor.reductions]
     request = small.request
+    full_text, small_text = (
+        short_layout(one.decision.layout, has_experts=one.request.model.moe is not None) for one in (plan, small)
+    )
     lines = [
-        row("plan", f"{short_layout(plan.decision.layout)} on {plan.decision.layout.world:,} GPUs"),
+        row("plan", f"{full_text} on {plan.decision.layout.world:,} GPUs"),
         row(
             "reduced",
-            f"{short_layout(small.decision.layout)} on {small.decision.layout.world:,} GPUs of {request.cluster.name}",
+            f"{small_text} on {small.decision.layout.world:,} GPUs of {request.cluster.name}",
         ),
         row(
             "model",

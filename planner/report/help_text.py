@@ -73,6 +73,10 @@ def _documented(record: type) -> dict[str, str]:
 # Layout and pins ---------------------------------------------------------------------------------------------------
 
 
+_DEFAULTS = {"etp": "1; Megatron's: tp"}
+"""Field of a layout -> its default, where that is the runtime's matter."""
+
+
 def _layout() -> list[str]:
     fields = _documented(Layout)
     keys: dict[str, list[str]] = {}
@@ -82,7 +86,7 @@ def _layout() -> list[str]:
     for field, spellings in keys.items():
         default = getattr(Layout(), field) if field in fields else "world/(tp·pp·cp)"
         meaning = fields.get(field, "dp_replicate·dp_shard; with zero ≥ 1 all of it is dp_shard, else dp_replicate")
-        table.append([" or ".join(spellings), field, str(default), meaning])
+        table.append([" or ".join(spellings), field, _DEFAULTS.get(field, str(default)), meaning])
     gathers = "; ".join(f"zero={level}: {' or '.join(legal)}" for level, legal in LEGAL_GATHER.items())
     return [
         row(

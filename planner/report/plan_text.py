@@ -1,6 +1,7 @@
 """A plan printed as an argument: baseline, choice, gain, head-room, what binds, proof, then the stages."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from cost_models.records import Alternative, Cluster, Decision, Layout, Model, Plan, Prediction, Stage, Verdict
 from planner.report.words import billions, columns, counted, duration, memory, memory_gib, paragraph, row, short_layout
@@ -58,10 +59,9 @@ def _argument(plan: Plan, predicted: Prediction) -> list[str]:
     lines = []
     for note in ("current", "baseline"):
         if note in by_note:
-            lines.append(
-                row(note, _candidate(by_note[note].decision.layout, by_note[note].step_s, by_note[note].memory_gib_max))
-            )
-    lines.append(row("choice", _candidate(plan.decision.layout, predicted.step_s, predicted.memory_gib_max)))
+            other = by_note[note]
+            lines.append(row(note, _candidate(plan, other.decision.layout, other.step_s, other.memory_gib_max)))
+    lines.append(row("choice", _candidate(plan, plan.decision.layout, predicted.step_s, predicted.memory_gib_max)))
     reference = by_note.get("current") or by_note.get("baseline")
     lines.append(row("gain", _gain(predicted, reference, plan)))
     lines.append(row("speed", speed(predicted)))
@@ -114,7 +114,7 @@ def head_room(predicted: Prediction) -> str:
     return (
         f"{fits}: {memory_gib(predicted.memory_gib_max)} (up to {memory_gib(predicted.memory_gib_high)}) "
         f"of {memory_gib(predicted.memory_gib_usable)}, {room}; "
-        f"fullest is stage {stage.device}, {stage.peak_phase}, {stage.peak_operation}"
+        f"fullest is device {stage.device}, {stage.peak_phase}, {stage.peak_operation}"
     )
 
 
@@ -158,21 +158,61 @@ def proof_lines(plan: Plan) -> list[str]:
     ]
 
 
+_MOST_STAGES = 40
+"""Lines of the table of virtual stages, beyond which it has a line a device."""
+
+
 def stage_lines(decision: Decision, predicted: Prediction | None) -> list[str]:
-    """The table of stages: one line a virtual stage, or a run of equal ones."""
-    header = ["stage", "device", "blocks", "recompute"]
-    numbers = ["fwd", "bwd", "tail", "memory"] if predicted else []
-    rows = [header + numbers]
+    """The table of stages: one line a virtual stage, or a run of equal ones; a line a device where these are too many."""
+    virtual = decision.layout.vpp > 1
+    lines = _virtual_stage_lines(decision, predicted)
+    if virtual and len(lines) > _MOST_STAGES:
+        lines = _device_lines(decision, predicted)
+    elif virtual and predicted:
+        lines.append("fwd, bwd, tail and memory are those of the device: all of its virtual stages together")
+    return lines
+
+
+def _device_lines(decision: Decision, predicted: Prediction | None) -> list[str]:
+    rows = [["device", "recompute", *(_NUMBERS if predicted else ()), "blocks of its virtual stages"]]
+    for device in range(decision.layout.pp):
+        mine = [stage for stage in decision.stages if stage.device == device]
+        kinds = Counter[str]()
+        for stage in mine:
+            kinds.update(stage.recompute)
+        numbers = _numbers(predicted, device) if predicted else []
+        rows.append([str(device), _recompute_text(kinds), *numbers, _blocks_of_device(mine, decision.num_blocks)])
+    return columns(rows)
+
+
+def _blocks_of_device(stages: Sequence[Stage], num_blocks: int) -> str:
+    spans = [(max(stage.blocks[0], 1), min(stage.blocks[1], num_blocks - 2)) for stage in stages]
+    layers = [str(first) if first == last else f"{first}-{last}" for first, last in spans if first <= last]
+    parts = ["embedding"] if stages[0].blocks[0] == 0 else []
+    if layers:
+        parts.append(f"layers {', '.join(layers)}")
+    if stages[-1].blocks[1] == num_blocks - 1:
+        parts.append("norm, head and loss")
+    return ", ".join(parts)
+
+
+_NUMBERS = ("fwd", "bwd", "tail", "memory")
+
+
+def _numbers(predicted: Prediction, device: int) -> list[str]:
+    stage = predicted.stages[device]
+    times = [duration(seconds) for seconds in (stage.forward_s, stage.backward_s, stage.tail_s)]
+    return [*times, memory(max(stage.phase_memory_bytes.values()))]
+
+
+def _virtual_stage_lines(decision: Decision, predicted: Prediction | None) -> list[str]:
+    rows = [["stage", "device", "blocks", "recompute", *(_NUMBERS if predicted else ())]]
     for run in _runs(decision, predicted):
         first, last = run[0], run[-1]
         name = str(first.virtual) if len(run) == 1 else f"{first.virtual}..{last.virtual}"
         devices = str(first.device) if len(run) == 1 else f"{first.device}..{last.device}"
         cells = [name, devices, _blocks(run, decision.num_blocks), recompute_text(first)]
-        if predicted:
-            stage = predicted.stages[first.device]
-            peak = max(stage.phase_memory_bytes.values())
-            cells += [duration(stage.forward_s), duration(stage.backward_s), duration(stage.tail_s), memory(peak)]
-        rows.append(cells)
+        rows.append([*cells, *(_numbers(predicted, first.device) if predicted else ())])
     return columns(rows)
 
 
@@ -204,7 +244,8 @@ def _blocks(run: Sequence[Stage], num_blocks: int) -> str:
     parts = ["embedding"] if first == 0 else []
     if layers[0] <= layers[1]:
         each = f" ({run[0].blocks[1] - run[0].blocks[0] + 1} each)" if len(run) > 1 else ""
-        parts.append(f"layers {layers[0]}-{layers[1]}{each}")
+        one = layers[0] == layers[1]
+        parts.append(f"layer {layers[0]}" if one else f"layers {layers[0]}-{layers[1]}{each}")
     if last == num_blocks - 1:
         parts.append("norm, head and loss")
     return ", ".join(parts)
@@ -212,7 +253,11 @@ def _blocks(run: Sequence[Stage], num_blocks: int) -> str:
 
 def recompute_text(stage: Stage) -> str:
     """`none`, `full`, or counts where a stage mixes kinds."""
-    kinds = {kind: count for kind, count in stage.recompute.items() if count}
+    return _recompute_text(stage.recompute)
+
+
+def _recompute_text(counts: Mapping[str, int]) -> str:
+    kinds = {kind: count for kind, count in counts.items() if count}
     if not kinds:
         return "none"
     return next(iter(kinds)) if len(kinds) == 1 else " + ".join(f"{count} {kind}" for kind, count in kinds.items())
@@ -228,12 +273,16 @@ def _alternative_lines(plan: Plan, others: Sequence[Alternative]) -> list[str]:
             f"{other.step_s / plan.predicted.step_s - 1:+.1%}",
             memory_gib(other.memory_gib_max),
             other.verdict.value,
-            short_layout(other.decision.layout),
+            _short(plan, other.decision.layout),
         ]
         for other in others
     ]
     return columns(rows)
 
 
-def _candidate(layout: Layout, step_s: float, peak_gib: float) -> str:
-    return f"{duration(step_s)}  {memory_gib(peak_gib)}  {short_layout(layout)}"
+def _candidate(plan: Plan, layout: Layout, step_s: float, peak_gib: float) -> str:
+    return f"{duration(step_s)}  {memory_gib(peak_gib)}  {_short(plan, layout)}"
+
+
+def _short(plan: Plan, layout: Layout) -> str:
+    return short_layout(layout, has_experts=plan.request.model.moe is not None)

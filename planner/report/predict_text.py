@@ -50,7 +50,7 @@ def predict_text(
     if predicted.worth_measuring:
         lines.append(row("measure", f"would narrow it most: {joined(predicted.worth_measuring)}"))
     lines += ["", *stage_lines(decision, predicted)]
-    lines += ["", *memory_lines(predicted.stages)]
+    lines += ["", *memory_lines(predicted.stages, "device" if decision.layout.vpp > 1 else "stage")]
     if defaults:
         lines += ["", row("not said", ", ".join(f"{key} = {value}" for key, value in defaults.items()))]
     return "\n".join(lines)
@@ -127,8 +127,10 @@ def _parts(predicted: Prediction) -> str:
     return ", ".join(shown)
 
 
-def memory_lines(stages: Sequence[StagePrediction]) -> list[str]:
-    """Two tables, a line a stage or a run of alike ones: kinds at the peak, then the peak of each phase."""
+def memory_lines(stages: Sequence[StagePrediction], word: str) -> list[str]:
+    """Two tables, a line a stage (a device, where it has several: `word`) or a run of alike ones: kinds at the peak, then the
+    peak of each phase.
+    """
     unit, scale = _unit(stages)
     kinds = _names([stage.memory_bytes for stage in stages])
     phases = _names([stage.phase_memory_bytes for stage in stages], least=0.0)
@@ -136,8 +138,8 @@ def memory_lines(stages: Sequence[StagePrediction]) -> list[str]:
     def numbers(of: Mapping[str, float], names: Sequence[str]) -> list[str]:
         return [f"{of[name] / scale:,.{1 if scale == GIB else 0}f}" if name in of else "-" for name in names]
 
-    at_peak = [["stage", "sum", *kinds]]
-    by_phase = [["stage", *phases, "peak at"]]
+    at_peak = [[word, "sum", *kinds]]
+    by_phase = [[word, *phases, "peak at"]]
     for first, last in _runs(stages):
         stage = stages[first]
         name = str(first) if first == last else f"{first}..{last}"
@@ -145,7 +147,7 @@ def memory_lines(stages: Sequence[StagePrediction]) -> list[str]:
         at_peak.append([name, *numbers(total, ["sum"]), *numbers(stage.memory_bytes, kinds)])
         by_phase.append([name, *numbers(stage.phase_memory_bytes, phases), stage.peak_operation])
     return [
-        f"memory of each stage's fullest rank at its peak, {unit}",
+        f"memory of each {word}'s fullest rank at its peak, {unit}",
         *columns(at_peak, right=range(1, len(kinds) + 2)),
         "",
         f"the same by phase, {unit}",

@@ -79,10 +79,12 @@ def counted(count: int, word: str) -> str:
     return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
 
 
-def short_layout(layout: Layout) -> str:
-    """The layout's text without the degrees that are 1."""
+def short_layout(layout: Layout, *, has_experts: bool = False) -> str:
+    """The layout's text without the degrees that are 1; with experts beside tp also etp, which some runtimes set to tp."""
     words = str(layout).split()
     silent = {"vpp1", "dpr1", "dps1", "cp1", "tp1", "ep1", "etp1", "pp1", "gather=step", "rc=none"}
+    if layout.tp > 1 and (has_experts or layout.ep > 1):
+        silent.remove("etp1")
     if layout.pp == 1:
         silent.add(f"sched={layout.schedule}")
     return " ".join(word for word in words if word not in silent)

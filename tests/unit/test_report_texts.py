@@ -11,6 +11,7 @@ import records_for_tests as given
 from hypothesis import given as drawn
 from hypothesis import strategies as st
 
+from cost_models.calibrations import shipped
 from cost_models.laws import LAWS
 from cost_models.problem import Problem
 from cost_models.records import (
@@ -25,16 +26,19 @@ from cost_models.records import (
     Prediction,
     Severity,
     Verdict,
+    parse_layout,
 )
 from cost_models.units import GIB
 from executor.cli.arguments import VERBS
 from planner.check import check
+from planner.decisions import decision_of_layout
 from planner.errors import InputError
 from planner.explain import against
+from planner.predict import predict
 from planner.readers.clusters import cluster_names, local_cluster, read_cluster
 from planner.readers.models import model_document, model_names, read_model
 from planner.readers.pins import parse_pins
-from planner.readers.runtimes import runtime_names
+from planner.readers.runtimes import read_runtime, runtime_names
 from planner.report import explain_text, words
 from planner.report.check_text import check_text
 from planner.report.explain_text import against_text, certificate_text, why_not_text
@@ -567,3 +571,35 @@ def test_a_picture_of_next_to_nothing(row: dict[str, Any], tmp_path: Path) -> No
 def test_no_picture_of_nothing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no rows"):
         comparison_plot([], tmp_path / "a.png")
+
+
+def test_a_short_layout_is_read_as_it_was_meant() -> None:
+    layout = parse_layout("pp2 dps16 tp2 ep8 etp1 mbs2 zero1")
+    assert words.short_layout(layout) == "pp2 dps16 tp2 ep8 etp1 mbs2 zero1 sched=1f1b"
+    one = replace(layout, ep=1)
+    assert "etp1" in words.short_layout(one, has_experts=True).split()
+    assert "etp1" not in words.short_layout(one).split()
+
+
+def test_many_virtual_stages_have_a_line_a_device() -> None:
+    def lines(num_layers: int, vpp: int) -> list[str]:
+        whole = replace(
+            PROBLEM,
+            model=replace(PROBLEM.model, num_layers=num_layers),
+            cluster=read_cluster("h100x2"),
+            runtime=read_runtime("megatron"),
+            calibration=shipped(),
+        )
+        layout = parse_layout(f"pp2 vpp{vpp} dp1 mbs1 sched=interleaved rc=full")
+        decision = decision_of_layout(whole, layout)
+        text = predict_text(whole, decision, predict(whole, decision), {})
+        fits(text)
+        return text.splitlines()
+
+    few, many = lines(8, 4), lines(100, 50)
+    assert "fwd, bwd, tail and memory are those of the device: all of its virtual stages together" in few
+    assert any(line.startswith("0      0       embedding, layer 1 ") for line in few)
+    assert len(many) < 50
+    assert any(line.startswith("0       full ") and "embedding, layers 1, 3, 5" in line for line in many)
+    assert any("layers 2, 4, 6" in line for line in many)
+    assert any("of its 50 virtual stages" in line for line in many)
