@@ -17,7 +17,7 @@ from cost_models.problem import Cells, Problem
 from cost_models.schedules import FloatArray, IntArray
 from cost_models.stage import EMBEDDING, HEAD, LAYERS, BlockPrices, late_s
 from cost_models.step import CellFloors, cell_floors, closed_lower_bound_s, closed_objective_bound_s
-from planner.floors import CellMemory, extra_seconds, layers_of_chunks, least_loads
+from planner.floors import CellMemory, extra_seconds, layers_of_chunks, least_loads, least_steps
 
 _ROUNDING = 1e-9
 """Share by which a limit is raised before it is turned into a load, so that rounding closes nothing."""
@@ -274,7 +274,10 @@ class Bounds:
 
     def _end_tails(self, among: IntArray) -> FloatArray:
         """v > 1: the longer tail of the first and the last device, as J counts them."""
-        shapes = [self._end_chunks(pp, vpp) for pp, vpp in zip(self.cells.pp[among].tolist(), self.cells.vpp[among].tolist(), strict=True)]
+        shapes = [
+            self._end_chunks(pp, vpp)
+            for pp, vpp in zip(self.cells.pp[among].tolist(), self.cells.vpp[among].tolist(), strict=True)
+        ]
         place = np.repeat(np.arange(len(among)), [len(rows) for rows in shapes])
         rows = np.concatenate(shapes)
         device, times, embedding, head, layers = rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3], rows[:, 4:]
@@ -323,8 +326,7 @@ class Bounds:
         heaviest_s = (below_s - self._constant_s) / self.num_micro_batches[among] * (1 + _ROUNDING)
         extra = extra_seconds(memory, self._most_layers(memory, heaviest_s), closed_s <= below_s)
         once_s = np.maximum(closed_s, self._simulated(among, *extra, np.zeros(len(among))))
-        loads_s = least_loads(memory, heaviest_s, once_s <= below_s)
-        return np.maximum(once_s, self._simulated(among, *extra, loads_s))
+        return least_steps(memory, once_s, np.full(len(among), below_s), self._constant_s, once_s <= below_s)
 
     def _most_layers(self, memory: CellMemory, heaviest_s: FloatArray) -> FloatArray:
         """(n,) layers that a device may hold under this load."""

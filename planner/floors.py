@@ -20,6 +20,7 @@ Where even the thriftiest kind saves too little, nothing fits.
 """
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
@@ -121,6 +122,30 @@ def least_loads(cells: CellMemory, below_s: FloatArray, wanted: np.ndarray) -> F
     0 for the cells that are not wanted, and where v > 1.
     """
     loads = np.zeros(len(cells.pp))
+    for where, devices in _alike(cells, wanted):
+        loads[where] = devices.least_load(below_s[where])
+    return loads
+
+
+def least_steps(
+    cells: CellMemory, above_s: FloatArray, below_s: FloatArray, tail_s: float, wanted: np.ndarray
+) -> FloatArray:
+    """(n,) v = 1: R of every plan that fits is at least this, where it is known to be at least `above_s`; infinite where it is
+    more than `below_s`. `above_s` for the cells that are not wanted, and where v > 1.
+
+    R ≥ A_p + m W_p + tail_0 for each device p, A_p the work of the stages before it. The more layers the first devices take the
+    sooner all are placed: a layer more before device p leaves room for 1/m of a layer less on it. So, for an R, each device in
+    turn takes as many as its time and memory allow; where layers are left over, that R is too small.
+    """
+    steps = above_s.copy()
+    for where, devices in _alike(cells, wanted):
+        num_micro = cells.num_micro_batches[where]
+        steps[where] = devices.least_step(above_s[where], below_s[where], num_micro, tail_s)
+    return steps
+
+
+def _alike(cells: CellMemory, wanted: np.ndarray) -> Iterator[tuple[IntArray, "_Devices"]]:
+    """Cells with v = 1 that have the same numbers in flight, together."""
     gpipe = cells.schedule == Schedule.GPIPE
     most_alive = np.where(gpipe, cells.num_micro_batches, np.minimum(cells.num_micro_batches, cells.pp))
     keys = np.stack([cells.pp, most_alive, gpipe], axis=1)
@@ -129,8 +154,7 @@ def least_loads(cells: CellMemory, below_s: FloatArray, wanted: np.ndarray) -> F
     for number, (pp, alive, keeps_all) in enumerate(shapes.tolist()):
         in_flight = np.full(pp, alive) if keeps_all else np.minimum(pp - np.arange(pp), alive)
         for where in _slices(members[group.ravel() == number], pp):
-            loads[where] = _Devices.of(cells, where, in_flight.astype(np.float64)).least_load(below_s[where])
-    return loads
+            yield where, _Devices.of(cells, where, in_flight.astype(np.float64))
 
 
 _MOST_NUMBERS = 2_000_000
@@ -176,17 +200,7 @@ class _Devices:
     def holds(self, load_s: FloatArray) -> np.ndarray:
         """(n,) whether devices with at most this load can hold the layers."""
         left_s, left = load_s[:, None] - self.used_s, self.room_bytes
-        seconds, size = self.layer_s[:, None], self.layer_bytes
-        with np.errstate(divide="ignore", invalid="ignore"):
-            most = np.minimum(left_s[..., None] / seconds, left[..., None] / size).max(axis=-1)
-            for one, two in itertools.combinations(range(size.shape[-1]), 2):
-                # a vertex of both rows: time and memory used up by two kinds of recompute
-                t1, t2, b1, b2 = seconds[..., one], seconds[..., two], size[..., one], size[..., two]
-                x1, x2 = left_s * b2 - t2 * left, t1 * left - left_s * b1
-                both = (x1 + x2) / (t1 * b2 - t2 * b1)
-                inside = (x1 * (t1 * b2 - t2 * b1) >= 0) & (x2 * (t1 * b2 - t2 * b1) >= 0) & np.isfinite(both)
-                most = np.where(inside, np.maximum(most, both), most)
-        whole = np.floor(np.maximum(most, 0.0) * (1 + 1e-9) + 1e-9).sum(axis=1)
+        whole = _most_whole(left_s, left, self.layer_s[:, None], self.layer_bytes).sum(axis=1)
         ends = (left[:, [0, -1]] >= 0).all(axis=1) & (left_s[:, [0, -1]] >= -1e-9 * load_s[:, None]).all(axis=1)
         return np.asarray((whole >= self.num_layers) & ends)
 
@@ -201,6 +215,45 @@ class _Devices:
             enough = self.holds(middle)
             high, low = np.where(enough, middle, high), np.where(enough, low, middle)
         return np.where(possible, low, np.inf)
+
+    def ends_by(self, step_s: FloatArray, num_micro: IntArray) -> np.ndarray:
+        """(n,) whether all layers can be placed such that A_p + m W_p ≤ `step_s` for each device p."""
+        placed, fastest_s = np.zeros(len(step_s)), self.layer_s.min(axis=1)
+        possible = (self.room_bytes[:, [0, -1]] >= 0).all(axis=1)
+        for device in range(self.used_s.shape[1]):
+            before_s = fastest_s * placed + (self.used_s[:, 0] if device else 0.0)
+            left_s = (step_s - before_s) / num_micro - self.used_s[:, device]
+            possible &= left_s >= -1e-9 * step_s
+            most = _most_whole(left_s, self.room_bytes[:, device], self.layer_s, self.layer_bytes[:, device])
+            placed = np.minimum(placed + most, self.num_layers)
+        return np.asarray(possible & (placed >= self.num_layers))
+
+    def least_step(self, above_s: FloatArray, below_s: FloatArray, num_micro: IntArray, tail_s: float) -> FloatArray:
+        """(n,) the least R, rounded down; infinite where it is more than `below_s`."""
+        low, high = above_s.copy(), np.maximum(below_s, above_s)
+        possible = self.ends_by(high - tail_s, num_micro)
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            enough = self.ends_by(middle - tail_s, num_micro)
+            high, low = np.where(enough, middle, high), np.where(enough, low, middle)
+        return np.where(possible, low, np.inf)
+
+
+def _most_whole(left_s: FloatArray, left_bytes: FloatArray, seconds: FloatArray, size: FloatArray) -> FloatArray:
+    """(...,) whole layers that fit into this time and memory, at most: a linear programme of two rows.
+
+    seconds and size: (..., R) of one layer under each kind of recompute.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        most = np.minimum(left_s[..., None] / seconds, left_bytes[..., None] / size).max(axis=-1)
+        for one, two in itertools.combinations(range(size.shape[-1]), 2):
+            # a vertex of both rows: time and memory used up by two kinds of recompute
+            t1, t2, b1, b2 = seconds[..., one], seconds[..., two], size[..., one], size[..., two]
+            x1, x2 = left_s * b2 - t2 * left_bytes, t1 * left_bytes - left_s * b1
+            both = (x1 + x2) / (t1 * b2 - t2 * b1)
+            inside = (x1 * (t1 * b2 - t2 * b1) >= 0) & (x2 * (t1 * b2 - t2 * b1) >= 0) & np.isfinite(both)
+            most = np.where(inside, np.maximum(most, both), most)
+    return np.asarray(np.floor(np.maximum(most, 0.0) * (1 + 1e-9) + 1e-9))
 
 
 def _fastest(cells: CellMemory) -> tuple[FloatArray, FloatArray]:
@@ -275,13 +328,13 @@ def _first_device(
     held = held + cells.device_bytes[where] - cells.limit_bytes
     alive = vectors @ layers  # (V, L) layers times micro-batches in flight
     needed = held[:, None] + _fastest(cells)[1][where] @ alive.T
-    # items (cells, vectors, chunks x kinds of layers x segments)
-    weights = vectors[:, :, None] * layers
-    shape = (len(where), len(vectors), layers.size * seconds.shape[-1])
-    item_bytes = (weights[None, ..., None] * saved[:, None, None]).reshape(shape)
-    item_s = np.broadcast_to(
-        layers[None, None, :, :, None] * seconds[:, None, None], (*shape[:2], *layers.shape, seconds.shape[-1])
-    ).reshape(shape)
+    # items (cells, vectors, kinds of layers in chunks x segments)
+    chunk, kind = np.nonzero(layers)
+    count = layers[chunk, kind]
+    shape = (len(where), len(vectors), len(kind) * seconds.shape[-1])
+    item_bytes = ((vectors[:, chunk] * count)[None, ..., None] * saved[:, None, kind]).reshape(shape)
+    times = (count[:, None] * seconds[:, kind])[:, None]
+    item_s = np.broadcast_to(times, (*shape[:2], *times.shape[2:])).reshape(shape)
     with np.errstate(divide="ignore", invalid="ignore"):
         rate = np.nan_to_num(item_bytes / item_s, nan=0.0)
     order = np.argsort(-rate, axis=-1, kind="stable")
