@@ -24,7 +24,7 @@ from planner.readers.requests import CompleteRequest
 from planner.sweep_points import AXES, Axis, parse_sweep
 
 _KNEE_SHARE = 0.5
-"""Of the tokens/s that a GPU brings in the smallest size that fits: an added GPU that brings less is beyond the knee."""
+"""Of the tokens/s that a GPU brings at the cheapest size: an added GPU that brings less is beyond the knee."""
 _HOUR_S = 3600.0
 
 
@@ -246,7 +246,7 @@ def answers(points: Sequence[dict[str, Any]], axis: Axis, error: float) -> dict[
 
     least and most: that fit. fastest: most tokens/s; cheapest: fewest GPU-seconds a token; each with its ties, the sizes that
     are within `error`, the model's between two layouts. knee: the last size before an added GPU brings less than half of what one
-    brings at the beginning (over GPUs); the least size within `error` of the fastest (over batches and sequences).
+    brings at the cheapest (over GPUs); the least size within `error` of the fastest (over batches and sequences).
     fewer_is_faster: sizes that fewer GPUs beat.
     fewest_between (added by `sweep`): the least number of GPUs with a plan, where a size without one stands before the first.
     """
@@ -276,11 +276,11 @@ def _knee(planned: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     A size that a smaller one beats is passed over: it tells of its own divisors, not of size.
     """
     front = [point for place, point in enumerate(planned) if all(_slower(one, point) for one in planned[:place])]
-    first = front[0]["tokens_per_s"] / front[0]["gpus"]
+    most = max(point["tokens_per_s"] / point["gpus"] for point in planned)
     for before, after in pairwise(front):
         each = (after["tokens_per_s"] - before["tokens_per_s"]) / (after["gpus"] - before["gpus"])
-        if each < _KNEE_SHARE * first:
-            return {"value": before["value"], "next": after["value"], "share_of_added_gpu": each / first}
+        if each < _KNEE_SHARE * most:
+            return {"value": before["value"], "next": after["value"], "share_of_added_gpu": each / most}
     return None
 
 

@@ -35,7 +35,7 @@ def _answer_lines(document: Mapping[str, Any], by_value: Mapping[int, Mapping[st
     unit = _UNITS[axis]
     lines = []
     if axis == "gpus":
-        lines.append(row("fewest", _fewest(answers, by_value)))
+        lines.append(row("fewest", _fewest(document, by_value)))
     else:
         lines.append(row("most", f"{answers['most']:,} {unit} is the most here that has a plan"))
     fastest, cheapest = answers["fastest"], answers["cheapest"]
@@ -52,18 +52,20 @@ def _answer_lines(document: Mapping[str, Any], by_value: Mapping[int, Mapping[st
     return lines
 
 
-def _fewest(answers: Mapping[str, Any], by_value: Mapping[int, Mapping[str, Any]]) -> str:
-    least, between = answers["least"], answers.get("fewest_between")
-    found = f"{least:,} GPUs, the least of these sizes with a plan: {_size(by_value[least])}"
+def _fewest(document: Mapping[str, Any], by_value: Mapping[int, Mapping[str, Any]]) -> str:
+    least, between = document["answers"]["least"], document["answers"].get("fewest_between")
+    size = _size(by_value[least])
     if between is None:
-        return found
+        return f"{least:,} GPUs, the least of these sizes with a plan: {size}"
+    none = max(point["value"] for point in document["points"] if point["value"] < least)
     if between == least:
-        return f"{found}; no number between that and the size before it has one"
-    return f"{between:,} GPUs, the least with a plan beyond the size that has none; of these sizes {found}"
+        return f"{least:,} GPUs: {size}; no number of whole nodes between that and {none:,} has a plan"
+    return f"{between:,} GPUs, the least beyond {none:,}, which has no plan; of these sizes {least:,}: {size}"
 
 
 def _size(point: Mapping[str, Any]) -> str:
-    return f"{duration(point['step_s'])} a step, {point['tokens_per_s']:,.0f} tokens/s"
+    risky = " (fits on expectation only)" if point["verdict"] == Verdict.RISKY else ""
+    return f"{duration(point['step_s'])} a step, {point['tokens_per_s']:,.0f} tokens/s{risky}"
 
 
 def _cost(point: Mapping[str, Any]) -> str:
@@ -81,11 +83,11 @@ def _ties(answer: Mapping[str, Any], error: float) -> str:
 def _knee(document: Mapping[str, Any], by_value: Mapping[int, Mapping[str, Any]]) -> str:
     knee, axis = document["answers"]["knee"], document["axis"]
     if knee is None:
-        return "none here: up to the last size an added GPU brings at least half of what one brings in the first"
+        return "none here: up to the last size an added GPU brings at least half of what one brings at the cheapest"
     if axis == "gpus":
         share = knee["share_of_added_gpu"]
         brings = f"{share:.0%} of what one brings" if share > 0 else "nothing compared with what one brings"
-        return f"{knee['value']:,} GPUs: between that and {knee['next']:,}, an added GPU brings {brings} in the smallest size"
+        return f"{knee['value']:,} GPUs: between that and {knee['next']:,}, an added GPU brings {brings} at the cheapest size"
     return f"{knee['value']:,} {_UNITS[axis]}: the least with the tokens/s of the fastest, within the model's error"
 
 

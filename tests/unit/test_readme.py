@@ -35,7 +35,7 @@ def test_the_commands_print_what_the_readme_says(
             f"```\n$ meshwright {block['command']}\n{TIMED.sub('(highs, 1 s)', capsys.readouterr().out).rstrip()}\n```"
         )
 
-    assert len(BLOCK.findall(text)) == 3
+    assert len(BLOCK.findall(text)) == 4
     fresh = BLOCK.sub(rerun, text)
     if request.config.getoption("--update-golden"):
         README.write_text(fresh, encoding="utf-8")

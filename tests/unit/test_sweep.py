@@ -109,7 +109,7 @@ def test_the_least_number_between_two_sizes_is_found() -> None:
     assert least == 16  # 8 has none, and there is no whole node between
     found = run("gpus=8,64", changed={"model": "llama3-70b"})
     assert found["answers"]["fewest_between"] == 16
-    assert "16 GPUs, the least with a plan" in sweep_text(found)
+    assert "16 GPUs, the least beyond 8, which has no plan; of these sizes 64" in sweep_text(found)
 
 
 def test_batches_and_sequences_too() -> None:
