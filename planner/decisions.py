@@ -1,7 +1,7 @@
 """From what the search picked, or from a layout's text, to the decision that an executor reads."""
 
-from dataclasses import replace
 from collections.abc import Collection
+from dataclasses import replace
 from itertools import accumulate, pairwise
 
 import numpy as np

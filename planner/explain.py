@@ -1,6 +1,5 @@
 """Why not another layout; two plans side by side; the proof in full."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from cost_models.calibrations import identity, shipped
