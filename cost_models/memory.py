@@ -321,7 +321,7 @@ def counted_context_bytes(problem: Problem) -> float:
 
 def _grouped_bytes(problem: Problem, family: str) -> float:
     """Workspaces of the grouped products of routed experts."""
-    if problem.model.moe is None:
+    if problem.model.moe is None or not problem.runtime.groups_experts:
         return 0.0
     return value_or(0.0, problem.calibration, "memory.grouped_workspace_bytes", family)
 

@@ -52,7 +52,7 @@ FITTED_MEMORY: Mapping[str, float] = {
 """Coefficient -> standard deviation of the logarithm of its prior."""
 SAME_MEMORY: Mapping[str, str] = {"memory.grouped_workspace_bytes.blackwell": "memory.grouped_workspace_bytes.hopper"}
 """Coefficients that take another one's fitted value: the same workspaces."""
-SCALE = 0.01
+SCALE = 0.015
 """Residuals beyond this count linearly: most repeats of a test differ by less, in two containers by up to 7%."""
 ROUNDS = 6
 """Steps with exact residuals and new slopes."""

@@ -4,6 +4,7 @@ Nothing here looks at a measured value to make a prediction: predictions see the
 """
 
 import csv
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -72,6 +73,16 @@ MEMORY_APART = (
     ),
 )
 """Rows whose memory is kept apart."""
+
+UNGROUPED = (
+    "gpt3_mcore_cp2_pp2_ep2_te_4experts2parallel_nondeterministic",
+    "gpt3_mcore_te_tp1_pp2_resume_torch_dist_reshard_2x1x4_te_8experts2parallel_dist_optimizer",
+    "gpt3_mcore_te_tp2_pp1_resume_torch_dist_te_8experts2parallel_dist_optimizer",
+    "gpt3_mcore_tp2_cp2_pp2_ep2_te_4experts2parallel",
+    "gpt3_mcore_tp2_pp2_ep2_etp2_te_4experts2parallel",
+    "gpt3_mcore_tp2_pp2_ep2_te_4experts2parallel",
+)
+"""Tests of mixtures of experts whose model_config.yaml does not say --moe-grouped-gemm; all others' of these tables do."""
 
 BF16_OPTIMIZER = "bf16_optimizer_fp32_gradacc"
 """Flag of rows whose gradients are added up in fp32: bf16 under DeepSpeed's BF16_Optimizer, other rows ran fp16."""
@@ -153,16 +164,28 @@ def mended(row: Mapping[str, str]) -> tuple[Mapping[str, str], str]:
     if "impl=local" in row["note"] and row["flash_attn"] == "auto":
         row["flash_attn"] = "unfused"
         told.append("flash_attn=unfused: the test runs Megatron's local layers, whose attention is not fused")
+    if not groups_experts(row):
+        told.append("experts one after the other: the test's configuration does not set --moe-grouped-gemm")
     return row, "; ".join(told)
+
+
+def groups_experts(row: Mapping[str, str]) -> bool:
+    """Whether the products of routed experts ran as groups, as the test's own configuration says."""
+    test = re.search(r"test moe/(\S+?)(?:_dp_last)?(?:_1node)?;", row["note"])
+    return test is None or test[1] not in UNGROUPED
 
 
 def published(row: Mapping[str, str], calibration: Calibration) -> Published:
     """One row. ValueError says why it cannot be predicted."""
+    run = read_run({name: row[name].strip() for name in ("id", *INPUTS)}, calibration)
+    if not groups_experts(row):
+        runtime = replace(run.problem.runtime, groups_experts=False)
+        run = replace(run, problem=replace(run.problem, runtime=runtime), digest=f"{run.digest} ungrouped")
     return Published(
         id=row["id"],
         source=row["source"],
         model=row["model"].split("-proxy")[0],
-        run=read_run({name: row[name].strip() for name in ("id", *INPUTS)}, calibration),
+        run=run,
         measured_s=float(row["step_s_best"]) if row["step_s_best"] else None,
         memory_gib=float(row["memory_gib"]) if row["memory_gib"] else None,
         outcome=row["outcome"],

@@ -16,7 +16,7 @@ from planner.predict import basis_of, simulated
 
 FEW = (5, 10)
 """Measured rows of a source that a user has."""
-DRAWS = 8
+DRAWS = 6
 """Random choices of these rows; of one choice the first five are the five, so that more rows are told from luckier ones."""
 SEED = 3
 FEW_SPREAD = 0.05

@@ -76,6 +76,8 @@ class Runtime:
     """It divides sequences over cp ranks."""
     expert_parallel: bool = True
     """It divides routed experts over ep ranks."""
+    groups_experts: bool = True
+    """Products of a rank's routed experts run as groups on several streams, each with its workspace; else one after the other."""
     context_exchange: ContextExchange = ContextExchange.RING
     """How it brings keys and values to the queries where cp > 1."""
     sequence_parallel: bool = True

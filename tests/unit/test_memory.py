@@ -18,6 +18,7 @@ from cost_models.records import (
     Layout,
     MemoryKind,
     Model,
+    Moe,
     Norm,
     Optimizer,
     Positions,
@@ -302,3 +303,14 @@ def test_torchtitan_keeps_every_second_product_and_what_torch_keeps_of_the_loss(
     assert none["logits"] == kinds(torch, "none")["logits"]
     narrow = replace(problem().workload, precision=Precision.FP8)
     assert kinds(titan, "none", workload=narrow)["logits"] == none["logits"], "the loss stays in 16 bits"
+
+
+def test_experts_one_after_the_other_have_no_workspaces_of_grouped_products() -> None:
+    grouped = problem(model=replace(MODEL, moe=Moe(num_experts=16, top_k=2, moe_ffn=1408)))
+    single = replace(grouped, runtime=replace(grouped.runtime, groups_experts=False))
+    workspaces = value(grouped.calibration, "memory.grouped_workspace_bytes", "hopper")
+    assert memory.context_bytes(grouped) - memory.context_bytes(single) == pytest.approx(workspaces)
+    assert workspaces == pytest.approx(
+        4 * 32 * 2**20, rel=0.25
+    )  # four streams of 32 MiB, as the source of the prior says
+    assert memory.context_bytes(problem()) == memory.context_bytes(single)
