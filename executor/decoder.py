@@ -154,6 +154,8 @@ def _norm(model: Model) -> nn.Module:
 def _check(model: Model) -> None:
     """Refuse by name what this decoder does not compute."""
     missing = {
+        "a chain of unlike layers (layer_groups)": bool(model.layer_groups),
+        "attention that is not causal": not model.causal,
         "mixture of experts": model.moe is not None,
         "latent attention (MLA)": model.mla is not None,
         "multi-token prediction": model.num_mtp_layers > 0,

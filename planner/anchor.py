@@ -109,6 +109,11 @@ def anchor(plan: Plan, gpus: int, calibration: Calibration, *, version: str = "0
             f"--anchor {gpus}: the plan has {full.layout.world} ranks; give a number from 1 to {full.layout.world - 1}, or "
             "measure the plan itself"
         )
+    if plan.request.model.layer_groups:
+        raise InputError(
+            f"--anchor {gpus}: model {plan.request.model.name!r} is a chain of unlike layers (layer_groups), and fewer of them "
+            "are another model; measure the plan itself, or anchor the plan of one of its parts"
+        )
     layout = reduced_layout(full.layout, gpus)
     most = max(1, _layers_of_device(full) // layout.vpp)
     for per_stage in range(most, 0, -1):

@@ -391,6 +391,7 @@ class Model(_Noting):
         head_of_tied = self.hidden * self.vocab if self.tie_embeddings else 0
         apart = [(kind, count) for kind, count in self.layers_of_kinds if kind.tokens is not None]
         elsewhere = sum(kind.active_params * n for kind, n in apart)
+        elsewhere += sum(one.projector.other_params for one in self.layer_kinds if one.projector and one.tokens is None)
         matmul = self.active_params - look_up + head_of_tied - elsewhere
         attention = sum(kind.attention_flops(seq) * n for kind, n in self.layers_of_kinds if kind.tokens is None)
         own = sum(kind.flops(seq) * count * (kind.tokens or 0) / seq for kind, count in apart)

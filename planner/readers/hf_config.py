@@ -6,11 +6,13 @@ transformers classes (5.x), and the tests do it again where transformers is inst
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from cost_models.records import Mla, Model, Moe, Norm, Positions
+from cost_models.records import LayerGroup, Mla, Model, Moe, Norm, Positions
 from planner.errors import InputError
+from planner.readers import hf_towers
+from planner.readers.hf_layers import experts_of_layers, groups_of_layers, windows_of_layers
 
 ALIASES: dict[str, tuple[str, ...]] = {
     "num_layers": ("num_hidden_layers", "num_layers", "n_layer", "n_layers"),
@@ -18,6 +20,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "ffn": ("intermediate_size", "d_ff", "ffn_dim", "n_inner", "ffn_hidden_size"),
     "heads": ("num_attention_heads", "num_heads", "n_head", "n_heads"),
     "kv_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv"),
+    "dense_ffn": ("intermediate_size_mlp",),
     "head_dim": ("head_dim",),
     "vocab": ("vocab_size",),
     "max_positions": ("max_position_embeddings", "n_positions"),
@@ -67,14 +70,14 @@ class Family:
     """A norm behind the embedding."""
     router_bias: bool = False
     """A bias per expert in the router."""
+    shared_experts: int = 0
+    """Experts that see every token, where the file has no key for them."""
     shared_gate: bool = False
     """A gate in front of the shared experts."""
     window_default: int | None = None
     """Sliding window where the file does not say."""
     window_switch: str | None = None
     """The file's key that switches the window on; without it the window is off."""
-    mixed_windows: bool = False
-    """Layers alternate between a window and full attention: read as full, an upper bound."""
 
 
 _LAYER_NORM = {"norm": Norm.LAYERNORM, "gated_mlp": False}
@@ -100,8 +103,11 @@ FAMILIES: dict[str, Family] = {
     "glm4_moe": Family(tie_default=False, qkv_bias_key="attention_bias", router_bias=True),
     "phi3": Family(tie_default=False),
     "gemma": Family(tie_default=True),
-    "gemma2": Family(tie_default=True, norms_per_layer=4, mixed_windows=True),
-    "gemma3_text": Family(tie_default=True, norms_per_layer=4, qk_norm=True, mixed_windows=True),
+    "gemma2": Family(tie_default=True, norms_per_layer=4),
+    "gemma3_text": Family(tie_default=True, norms_per_layer=4, qk_norm=True),
+    "llama4_text": Family(
+        tie_default=False, qkv_bias_key="attention_bias", linear_bias_keys=("attention_bias",), shared_experts=1
+    ),
     "starcoder2": Family(
         tie_default=True,
         **_GPT,  # type: ignore[arg-type]
@@ -143,9 +149,19 @@ def is_hf_config(data: Mapping[str, Any]) -> bool:
 def model_from_hf_config(data: Mapping[str, Any], name: str) -> Model:
     """The model of a parsed config.json.
 
-    Raises InputError: by name and with the reason for what is no decoder-only transformer, and for what a Model cannot
-    say (expert layers at intervals, biases in half of the projections).
+    Raises InputError: by name and with the reason for what is neither a decoder-only transformer nor one behind a vision
+    tower, and for what a Model cannot say (biases in half of the projections).
     """
+    multimodal = str(data.get("model_type"))
+    if multimodal in hf_towers.PROJECTORS:
+        text = hf_towers.part(data, "text_config", hf_towers.DEFAULT_LANGUAGES[multimodal])
+        text = {"tie_word_embeddings": data.get("tie_word_embeddings")} | text
+        return hf_towers.with_towers(data, model_from_hf_config(text, name or multimodal))
+    if multimodal in hf_towers.REFUSED:
+        raise InputError(
+            f"model_type {multimodal!r}: {hf_towers.REFUSED[multimodal]}; write the chain as a model of your own (layer_groups), "
+            "or give its text_config as a file of its own, if the text part is what is trained"
+        )
     model_type = _model_type(data)
     family = FAMILIES[model_type]
     hidden = _number(data, "hidden")
@@ -155,11 +171,13 @@ def model_from_hf_config(data: Mapping[str, Any], name: str) -> Model:
         raise InputError("the number of attention heads is 0; a whole number from 1 is needed")
     head_dim = _number(data, "head_dim", None) or hidden // heads
     learned = family.positions is Positions.LEARNED
+    num_layers = _number(data, "num_layers")
+    moe, groups = _layers(data, model_type, family, num_layers)
     return Model(
         name=name or model_type,
-        num_layers=_number(data, "num_layers"),
+        num_layers=num_layers,
         hidden=hidden,
-        ffn=_number(data, "ffn", None) or 4 * hidden,
+        ffn=_number(data, "dense_ffn", None) or _number(data, "ffn", None) or 4 * hidden,
         heads=heads,
         kv_heads=_kv_heads(data, model_type, heads),
         head_dim=mla.qk_nope_head_dim + mla.qk_rope_head_dim if mla else head_dim,
@@ -174,11 +192,33 @@ def model_from_hf_config(data: Mapping[str, Any], name: str) -> Model:
         qk_norm=_flag(data, "use_qk_norm", False) if model_type == "glm4_moe" else family.qk_norm,
         qkv_bias=_flag(data, family.qkv_bias_key, family.qkv_bias),
         linear_bias=_linear_bias(data, model_type, family),
-        sliding_window=_window(data, family),
-        moe=_moe(data, model_type, family),
+        sliding_window=None if groups else _window(data, family),
+        moe=moe,
         mla=mla,
         num_mtp_layers=_number(data, "num_mtp_layers", 0),
+        layer_groups=groups,
     )
+
+
+def _layers(
+    data: Mapping[str, Any], model_type: str, family: Family, num_layers: int
+) -> tuple[Moe | None, tuple[LayerGroup, ...]]:
+    """(experts, groups of unlike layers): no groups where leading dense layers and one window say it all."""
+    leading = _number(data, "num_dense_layers", 0)
+    has_experts = _number(data, "num_experts", 0) > 0
+    experts = experts_of_layers(data, model_type, num_layers, leading) if has_experts else []
+    moe = _moe(data, family)
+    windows = windows_of_layers(data, model_type, num_layers)
+    if not family.window_switch or _flag(data, family.window_switch, False):
+        mixed = len(set(windows)) > 1
+    else:
+        windows, mixed = [], False
+    num_dense = experts.index(True) if True in experts else num_layers
+    if moe and (mixed or not all(experts[num_dense:])):
+        return moe, groups_of_layers(windows if mixed else [], experts)
+    if mixed:
+        return moe, groups_of_layers(windows, [])
+    return (replace(moe, num_dense_layers=num_dense) if moe else None), ()
 
 
 def _model_type(data: Mapping[str, Any]) -> str:
@@ -278,7 +318,7 @@ def _linear_bias(data: Mapping[str, Any], model_type: str, family: Family) -> bo
 
 
 def _window(data: Mapping[str, Any], family: Family) -> int | None:
-    if family.mixed_windows or (family.window_switch and not _flag(data, family.window_switch, False)):
+    if family.window_switch and not _flag(data, family.window_switch, False):
         return None
     window = data.get("sliding_window", family.window_default)  # null is off, absent the default
     if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 0):
@@ -298,29 +338,17 @@ def _mla(data: Mapping[str, Any], model_type: str) -> Mla | None:
     )
 
 
-def _moe(data: Mapping[str, Any], model_type: str, family: Family) -> Moe | None:
+def _moe(data: Mapping[str, Any], family: Family) -> Moe | None:
     num_experts = _number(data, "num_experts", 0)
     if not num_experts:
         return None
-    for key, plain in (("moe_layer_freq", 1), ("decoder_sparse_step", 1)):
-        if data.get(key, plain) != plain:
-            raise InputError(
-                f"{key}={data[key]!r}: expert layers at intervals are not supported, only after leading dense ones"
-            )
-    dense = _number(data, "num_dense_layers", 0)
-    listed = data.get("mlp_only_layers") or []
-    if not isinstance(listed, list) or not all(isinstance(layer, int) for layer in listed):
-        raise InputError(f"mlp_only_layers={listed!r}; a list of numbers of layers is needed")
-    if listed and sorted(listed) != list(range(len(listed))):
-        raise InputError(f"mlp_only_layers={listed}: dense layers other than the leading ones are not supported")
     moe_ffn = _number(data, "moe_ffn", None) or _number(data, "ffn")  # Mixtral's experts are its intermediate_size wide
-    shared = _number(data, "shared_ffn", None) or _number(data, "num_shared_experts", 0) * moe_ffn
+    shared = _number(data, "shared_ffn", None) or _number(data, "num_shared_experts", family.shared_experts) * moe_ffn
     return Moe(
         num_experts=num_experts,
         top_k=_number(data, "top_k"),
         moe_ffn=moe_ffn,
         shared_ffn=shared,
-        num_dense_layers=max(dense, len(listed)),
         router_bias=family.router_bias,
         shared_gate=family.shared_gate and shared > 0,
     )

@@ -172,7 +172,8 @@ def model_document(model: Model, seq: int = 4096) -> dict[str, Any]:
     """The blocks of a model with their parameters, model FLOPs and bytes, as plain data; `read_model` reads it back.
 
     `seq` (tokens) sets the length at which attention is counted. FLOPs are forward and backward, by FLOPS_FORMULA;
-    bytes are those of the weights in bf16, and of the residual stream that a block hands on per token.
+    bytes are those of the weights in bf16, and of the residual stream that a block hands on per token. FLOPs of layers on
+    tokens of their own are per token of the text, of which a sample has `seq`.
     """
     if seq < 1:
         raise InputError(f"seq={seq}: a sequence has at least one token")
@@ -201,8 +202,8 @@ def _block_rows(model: Model, seq: int) -> list[dict[str, Any]]:
             block=1 + _first_layer(model, place),
             params=one.params,
             idle=one.idle_params,
-            flops=one.flops(seq),
-            attention=one.attention_flops(seq),
+            flops=one.flops(seq) * (1 if one.tokens is None else one.tokens / seq),
+            attention=one.attention_flops(seq) * (1 if one.tokens is None else one.tokens / seq),
             hidden=one.model.hidden,
         )
         | ({"tokens": one.tokens or seq, "name": _name_of(model, place)} if model.layer_groups else {})
@@ -251,7 +252,7 @@ def _row(
     flops: float,
     hidden: int,
     idle: int = 0,
-    attention: int = 0,
+    attention: float = 0,
 ) -> dict[str, Any]:
     return {
         "kind": kind.value,

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cost_models.records import Mla, Moe, Positions
+from cost_models.records import LayerGroup, Mla, Moe, Positions
 from executor.anatomy import anatomy_of, check_against, dimensions_of
 from executor.decoder import Decoder
 from executor.errors import RefusedError
@@ -46,6 +46,11 @@ def test_a_token_does_not_see_later_ones_but_its_place() -> None:
         ({"positions": Positions.NONE}, "rope alone"),
         ({"qk_norm": True}, "norms of queries and keys"),
         ({"sliding_window": 4}, "sliding-window"),
+        ({"causal": False}, "attention that is not causal"),
+        (
+            {"layer_groups": (LayerGroup(count=MODEL.num_layers, window=4),)},
+            r"a chain of unlike layers \(layer_groups\)",
+        ),
         ({"head_dim": 7}, r"odd head_dim \(7\)"),
         (
             {"mla": Mla(kv_lora_rank=8, qk_nope_head_dim=4, qk_rope_head_dim=4, v_head_dim=4)},

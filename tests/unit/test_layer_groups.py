@@ -2,6 +2,7 @@
 
 import pickle
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,11 +12,25 @@ import cost_models.problem as shapes
 from cost_models import blocks, compute
 from cost_models.facts import facts_of_model
 from cost_models.problem import Cells, Columns, column_shape
-from cost_models.records import LayerGroup, Model, Moe, Norm, RecordError, dumps, loads, normalised, to_json
+from cost_models.records import (
+    LayerGroup,
+    Model,
+    Moe,
+    Norm,
+    PlanRequest,
+    RecordError,
+    Stage,
+    dumps,
+    loads,
+    normalised,
+    to_json,
+)
 from cost_models.shares import layer_share, share
 from cost_models.stage import BlockPrices, memory_report, operations_needed, price_blocks, price_columns
+from planner.anchor import anchor
 from planner.choose import choose
-from planner.decisions import decision_of
+from planner.decisions import decision_of, decision_of_stages
+from planner.errors import InputError
 from planner.readers.models import model_from_facts
 from planner.readers.pins import parse_pins
 
@@ -285,3 +300,13 @@ def test_a_plan_of_a_chain_gives_every_block_to_a_stage():
     assert counts[0] > counts[-2]  # a layer of the tower is lighter than one of the language model
     held = memory_report(whole, decision)
     assert max(one.peak_bytes for one in held) <= 80 * 2**30
+
+
+def test_a_chain_is_not_anchored_by_fewer_layers():
+    whole = problem(model=replace(MODEL, layer_groups=SPLIT))
+    layout = normalised(dp=32, mbs=2)
+    stages = (Stage(virtual=0, device=0, blocks=(0, 9), recompute={"none": 8}),)
+    request = PlanRequest(model=whole.model, cluster=whole.cluster, workload=whole.workload, runtime=whole.runtime)
+    plan = SimpleNamespace(request=request, decision=decision_of_stages(whole, layout, stages))
+    with pytest.raises(InputError, match=r"is a chain of unlike layers \(layer_groups\)"):
+        anchor(plan, 8, whole.calibration)

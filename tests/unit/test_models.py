@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from cost_models.data import rows
-from cost_models.records import Model, Moe, from_json, save, to_json
+from cost_models.records import BlockKind, Model, Moe, from_json, save, to_json
 from planner.errors import InputError
 from planner.readers.hf_config import FAMILIES, model_from_hf_config
 from planner.readers.models import model_document, model_names, read_model
@@ -160,15 +160,37 @@ def test_a_class_name_stands_in_for_the_type():
         ({"model_type": "mamba2"}, r"'mamba2' is a state-space"),
         ({"is_encoder_decoder": True}, r"is an encoder with a decoder"),
         (
-            {"model_type": "llava", "vision_config": {}, "text_config": {}},
-            r"'llava' is multimodal \(it has vision_config",
+            {"model_type": "idefics3", "vision_config": {}, "text_config": {}},
+            r"'idefics3' is multimodal \(it has vision_config",
+        ),
+        ({"model_type": "mllama"}, r"'mllama': its language model looks at the image in layers of cross-attention"),
+        (
+            {"model_type": "qwen2_vl"},
+            r"'qwen2_vl': it takes images of any size.*write the chain as a model of your own",
+        ),
+        ({"model_type": "llava"}, r"text_config is absent; an object with its dimensions"),
+        (
+            {"model_type": "llava", "text_config": {}, "vision_config": {"model_type": "vit"}},
+            r"vision_config.model_type='vit' is not known; known: clip_vision_model, siglip",
         ),
         ({"model_type": "zzz"}, r"model_type 'zzz' is not known; known: bloom, deepseek_v2"),
         (
-            {"model_type": "qwen3_moe", "num_experts": 8, "decoder_sparse_step": 2},
-            r"decoder_sparse_step=2: expert layers",
+            {"model_type": "qwen3_moe", "num_experts": 8, "decoder_sparse_step": 0},
+            r"decoder_sparse_step=0; a whole number from 1",
         ),
-        ({"model_type": "qwen3_moe", "num_experts": 8, "mlp_only_layers": [1]}, r"mlp_only_layers=\[1\]: dense layers"),
+        (
+            {"model_type": "qwen3_moe", "num_experts": 8, "decoder_sparse_step": 3},
+            r"decoder_sparse_step=3: none of the 2 layers has experts",
+        ),
+        (
+            {"model_type": "qwen3_moe", "num_experts": 8, "mlp_only_layers": [2]},
+            r"mlp_only_layers has layer 2; layers are 0..1",
+        ),
+        ({"model_type": "gemma2", "layer_types": ["full_attention"]}, r"not one word for each of the 2 layers"),
+        (
+            {"model_type": "gemma2", "layer_types": ["full_attention", "linear_attention"]},
+            r"'linear_attention': only attention is priced; known words: sliding_attention",
+        ),
         ({"model_type": "mixtral", "num_local_experts": 8}, r"lacks top_k"),
         ({"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 4}, r"top_k=4 of num_experts=2"),
         ({"model_type": "deepseek_v3"}, r"lacks kv_lora_rank"),
@@ -212,8 +234,18 @@ CLASSES = {
     "mixtral": _LLAMA | {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen2": _LLAMA,
     "qwen2_moe": _LLAMA | _MOE | {"num_experts": 4, "shared_expert_intermediate_size": 48},
+    "qwen2_moe, every second layer": _LLAMA
+    | _MOE
+    | {"num_experts": 4, "shared_expert_intermediate_size": 48, "num_hidden_layers": 6, "decoder_sparse_step": 2},
     "qwen3": _LLAMA | {"head_dim": 32},
     "qwen3_moe": _LLAMA | _MOE | {"num_experts": 4, "head_dim": 32},
+    "qwen3_moe, a dense layer": _LLAMA | _MOE | {"num_experts": 4, "head_dim": 32, "mlp_only_layers": [1]},
+    "llama4_text": _LLAMA
+    | {"num_hidden_layers": 6, "intermediate_size_mlp": 160, "num_local_experts": 4, "num_experts_per_tok": 1}
+    | {"interleave_moe_layer_step": 2, "head_dim": 16},
+    "llama4_text, all layers": _LLAMA
+    | {"intermediate_size_mlp": 160, "num_local_experts": 4, "num_experts_per_tok": 1, "head_dim": 16}
+    | {"interleave_moe_layer_step": 1},
     "deepseek_v2": _BASE
     | _MLA
     | _MOE
@@ -259,10 +291,70 @@ def test_counts_are_those_of_the_transformers_classes(case):
     counted = sum(parameter.numel() for parameter in network.parameters())
     ours = model_from_hf_config(CLASSES[case] | {"model_type": kind}, case)
     # transformers keeps the router's bias as a buffer; DeepSeek's report counts it
-    biases = (
-        (ours.num_layers - ours.moe.num_dense_layers) * ours.moe.num_experts if ours.moe and ours.moe.router_bias else 0
-    )
+    routed = sum(count for one, count in ours.layers_of_kinds if one.kind is BlockKind.MOE)
+    biases = routed * ours.moe.num_experts if ours.moe and ours.moe.router_bias else 0
     assert ours.num_params - biases == counted
+
+
+_CLIP = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+_CLIP |= {"image_size": 56, "patch_size": 14}
+_GEMMA = _LLAMA | {"head_dim": 32, "num_hidden_layers": 7, "sliding_window": 16}
+_LLAMA4 = CLASSES["llama4_text"] | {"pad_token_id": 0}
+TOWERS = {
+    "llava": {
+        "text_config": {"model_type": "llama", **_LLAMA},
+        "vision_config": {"model_type": "clip_vision_model", **_CLIP},
+        "vision_feature_layer": -1,
+    },
+    "llava, siglip, two layers": {
+        "text_config": {"model_type": "qwen2", **_LLAMA},
+        "vision_config": {"model_type": "siglip_vision_model", "vision_use_head": False, **_CLIP},
+        "vision_feature_layer": [-2, -1],
+        "vision_feature_select_strategy": "full",
+        "multimodal_projector_bias": False,
+    },
+    "gemma3": {
+        "text_config": {"model_type": "gemma3_text", **_GEMMA},
+        "vision_config": {"model_type": "siglip_vision_model", "vision_use_head": False, **_CLIP},
+        "mm_tokens_per_image": 4,
+    },
+    "llama4": {
+        "text_config": {"model_type": "llama4_text", **_LLAMA4},
+        "vision_config": {"model_type": "llama4_vision_model", **_CLIP}
+        | {"intermediate_size": 128, "projector_input_dim": 44, "projector_output_dim": 44, "vision_output_dim": 44},
+    },
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", TOWERS)
+def test_counts_of_towers_are_those_of_the_transformers_classes(case):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    kind = case.split(",")[0]
+    config = transformers.AutoConfig.for_model(kind, **TOWERS[case])
+    with torch.device("meta"):
+        network = transformers.AutoModelForImageTextToText.from_config(config)
+    ours = model_from_hf_config(TOWERS[case] | {"model_type": kind}, case)
+    assert ours.num_params == sum(parameter.numel() for parameter in network.parameters())
+
+
+def test_windows_and_experts_of_single_layers():
+    gemma = model_from_hf_config(TOWERS["gemma3"] | {"model_type": "gemma3"}, "g")
+    names = [(group.name, group.count, group.window) for group in gemma.layer_groups]
+    assert names[2:] == [("projector", 1, None), *(("language", n, w) for n, w in ((5, 16), (1, 0), (1, 16)))]
+    assert [group.tokens for group in gemma.layer_groups[:3]] == [16, 16, 4]
+    types = ["full_attention", "sliding_attention", "full_attention"]
+    listed = model_from_hf_config({"model_type": "gemma2", "layer_types": types, **_LLAMA, "head_dim": 32}, "g")
+    assert [group.window for group in listed.layer_groups] == [0, 4096, 0]
+    alike = model_from_hf_config(
+        _LLAMA | {"model_type": "qwen3", "head_dim": 32, "layer_types": ["full_attention"] * 3}, "q"
+    )
+    assert not alike.layer_groups
+    assert alike.sliding_window is None
+    step = CLASSES["qwen2_moe, every second layer"]
+    mixed = model_from_hf_config(step | {"model_type": "qwen2_moe"}, "m")
+    assert [group.experts for group in mixed.layer_groups] == [False, True] * 3
 
 
 # Documents ---------------------------------------------------------------------------------------------------------
