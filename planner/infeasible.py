@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import numpy as np
+
 from cost_models.law_terms import divisors
 from cost_models.records import Verdict
 from cost_models.stage import usable_bytes
@@ -16,6 +18,7 @@ from cost_models.units import GIB
 from planner.changes import Change, ChangeKind, Question
 from planner.errors import InfeasibleError, TimeLimitError
 from planner.feasible import Found, anything_fits, is_feasible, solved, space_of
+from planner.incumbent import least_memory_bytes
 from planner.priced import Priced
 
 MOST_COUNTS = 32
@@ -26,6 +29,14 @@ _LEAST_GPUS_LOOKED_FOR = 4096
 """GPUs up to which is looked in any case."""
 _MEMORY_STEPS_GIB = (0.1, 0.01)
 """Grain of the least memory: of devices from 4 GiB, and of smaller ones."""
+_TOLD_FIRST = (
+    ChangeKind.PIN,
+    ChangeKind.GPUS,
+    ChangeKind.MEMORY,
+    ChangeKind.OFFLOAD,
+    ChangeKind.SEQ,
+    ChangeKind.BATCH,
+)
 
 
 class _Deadline:
@@ -53,7 +64,7 @@ def nothing_fits(question: Question, priced: Priced, limit_s: float | None = Non
         f"{problem.model.name} fits on {question.most_gpus} x {device.name} under no layout{pinned}: "
         f"{usable_bytes(problem) / GIB:.1f} GiB of each device are usable, and {len(priced.space):,} layouts were tried",
         question,
-        (_fewer_pins, _more_gpus, _more_memory, _offloaded, _shorter, _smaller_batch),
+        (_fewer_pins, _more_memory, _more_gpus, _offloaded, _shorter, _smaller_batch),
         limit_s,
     )
 
@@ -72,12 +83,14 @@ def _told(
     families: tuple[Callable[[Question, _Deadline], Iterator[Change]], ...],
     limit_s: float | None,
 ) -> InfeasibleError:
-    deadline, changes, note = _Deadline(limit_s), [], ""
+    deadline, note = _Deadline(limit_s), ""
+    changes: list[Change] = []
     try:
         for family in families:
-            changes += list(family(question, deadline))
+            changes.extend(family(question, deadline))  # what came before the time ended is kept
     except TimeLimitError:
         note = " (the time limit ended before every change was tried)"
+    changes.sort(key=lambda change: _TOLD_FIRST.index(change.kind))  # stable
     if changes:
         message += f"; with any one of these it fits{note}:"
     return InfeasibleError(
@@ -214,11 +227,16 @@ def _more_memory(question: Question, deadline: _Deadline) -> Iterator[Change]:
         return anything_fits(replace(priced, memory_limit_bytes=limit))
 
     below = math.floor(have / GIB / grain)
-    above = 2 * below
+    guess_bytes = _least_memory_bytes(priced)
+    above = max(2 * below, 1)
+    if math.isfinite(guess_bytes):
+        above = max(math.ceil((guess_bytes + outside) / GIB / grain), below + 1)
     while not enough(above):
         below, above = above, 2 * above
         if above * grain * GIB > _MOST_TIMES * have:
             return
+    if above - 1 > below and not enough(above - 1):  # as good as always: the guess is exact where v = 1
+        below = above - 1
     while above - below > 1:
         middle = (above + below) // 2
         above, below = (middle, below) if enough(middle) else (above, middle)
@@ -237,6 +255,20 @@ def _more_memory(question: Question, deadline: _Deadline) -> Iterator[Change]:
     )
     if change is not None:
         yield change
+
+
+def _least_memory_bytes(priced: Priced) -> float:
+    """The least usable bytes of a device with which a plan without virtual stages exists; infinite where there is none."""
+    floors = priced.memory_floors_bytes
+    single = np.flatnonzero(priced.space.cells.vpp == 1)
+    kinds = (priced.thriftiest_kind,)
+    thrifty = replace(priced, memory_limit_bytes=np.inf, space=replace(priced.space, recompute_kinds=kinds))
+    least = np.inf
+    for index in single[np.argsort(floors[single], kind="stable")].tolist():
+        if floors[index] >= least:
+            break
+        least = min(least, least_memory_bytes(thrifty.cell(index, np.inf)))
+    return float(least)
 
 
 def _offloaded(question: Question, deadline: _Deadline) -> Iterator[Change]:

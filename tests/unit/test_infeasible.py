@@ -110,7 +110,7 @@ def test_a_batch_that_no_layout_divides_names_the_nearest_that_one_does() -> Non
     assert error is not None
     assert "GBS_MOD_MBSDP" in str(error)
     changes = error.document["changes"]
-    assert [(change["kind"], change["value"]) for change in changes] == [("gbs", 8), ("gpus", 7)]
+    assert [(change["kind"], change["value"]) for change in changes] == [("gpus", 7), ("gbs", 8)]
     for change in changes:
         hold(question, change)
     for batch in range(1, 8):
