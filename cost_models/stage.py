@@ -27,8 +27,9 @@ from cost_models.peaks import memory_report
 from cost_models.problem import RANK_ORDER, Cells, Columns, ColumnShape, Problem, column_shape
 from cost_models.records import SPLIT_BACKWARD, Gather
 from cost_models.records.layout import V_PLACED
-from cost_models.schedules import WITH_FORMULA, devices_of_stages
+from cost_models.schedules import WITH_FORMULA, Pipeline, devices_of_stages
 from cost_models.split_backward import SplitPrices
+from cost_models.step import StageParts
 
 __all__ = [
     "EMBEDDING",
@@ -160,6 +161,23 @@ class ColumnPrices:
     def __len__(self) -> int:
         return len(self.forward_compute_s)
 
+    def parts(self, pipeline: Pipeline) -> StageParts:
+        """The pieces of a step of which these columns are the virtual stages."""
+        split = self.split
+        return StageParts(
+            forward_compute_s=self.forward_compute_s,
+            forward_exposed_s=self.forward_exposed_s,
+            backward_compute_s=self.backward_compute_s,
+            backward_exposed_s=self.backward_exposed_s,
+            hop_s=self.hop_out_s[:-1],
+            sync_s=pipeline.by_device(self.sync_s),
+            optimizer_s=pipeline.by_device(self.optimizer_s),
+            constant_s=pipeline.by_device(self.constant_s),
+            input_grad_compute_s=None if split is None else split.input_grad_compute_s,
+            input_grad_exposed_s=None if split is None else split.input_grad_exposed_s,
+            weight_grad_s=None if split is None else split.weight_grad_s,
+        )
+
 
 def price_columns(prices: BlockPrices, cell: int, columns: Columns) -> ColumnPrices:
     """Price the columns of one cell."""
@@ -256,11 +274,11 @@ def _tied_exchange(prices: BlockPrices, cell: int, shape: ColumnShape) -> Second
     together = prices.cells.schedule[cell] in V_PLACED  # a V begins and ends on one device
     if not copies or pp == 1 or together:
         return Seconds.zeros(apart.shape)
-    exchanged = collective_s(prices.fabric, Collective.ALL_REDUCE, copies, 2, stride * (pp - 1))
+    exchanged = collective_s(prices.between or prices.fabric, Collective.ALL_REDUCE, copies, 2, stride * (pp - 1))
     return exchanged.scaled(apart)
 
 
-def _gathered_hop_s(prices: BlockPrices, cell: int) -> float:
+def gathered_hop_s(prices: BlockPrices, cell: int) -> float:
     """Seconds in which parts of a hidden state that came one to each tensor-parallel rank become whole again."""
     runtime, cells = prices.problem.runtime, prices.cells
     if runtime.sequence_parallel or not runtime.scatters_hops:
@@ -294,7 +312,7 @@ def _hops(prices: BlockPrices, cell: int, stage: NDArray[np.int64]) -> FloatArra
     hidden = value(prices.problem.calibration, "overlap.p2p", family, prices.problem.runtime.name)
     # the share is of a formula that adds hops to the work; where the lists are played, they say what hides a hop
     seen = 1.0 - hidden if cells.schedule[cell] in WITH_FORMULA else 1.0
-    by_device = seen * (hop_s(prices.fabric, num_bytes, stride, pp) + _gathered_hop_s(prices, cell))
+    by_device = seen * (hop_s(prices.fabric, num_bytes, stride, pp) + gathered_hop_s(prices, cell))
     inside = (stage >= 0) & (stage < num_stages - 1)
     if cells.schedule[cell] not in V_PLACED:
         return np.where(inside, by_device[np.mod(stage, pp)], 0.0)

@@ -8,16 +8,19 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cost_models import compute
 from cost_models.calibrations import value, value_or
 from cost_models.collectives import Collective, collective_s
 from cost_models.memory import context_bytes
 from cost_models.problem import Cells, Problem
-from cost_models.schedules import FloatArray, IntArray
+from cost_models.records import V_PLACED
+from cost_models.schedules import FloatArray, IntArray, splits_backward
 from cost_models.stage import EMBEDDING, HEAD, LAYERS, BlockPrices, late_s
 from cost_models.step import CellFloors, cell_floors, closed_lower_bound_s, closed_objective_bound_s
 from planner.floors import CellMemory, extra_seconds, layers_of_chunks, least_loads, least_steps
+from planner.played import is_played
 
 _ROUNDING = 1e-9
 """Share by which a limit is raised before it is turned into a load, so that rounding closes nothing."""
@@ -38,14 +41,42 @@ class Bounds:
     # --- time alone -------------------------------------------------------------------------------------------------------
 
     @cached_property
-    def _least_block_s(self) -> FloatArray:
+    def least_block_s(self) -> FloatArray:
         """[cell, kind] forward and backward under the fastest recompute, hops out."""
         return np.asarray(self._block_s.min(axis=-1))
 
     @cached_property
     def _block_s(self) -> FloatArray:
         """[cell, kind, recompute that may be used] forward and backward, hops out."""
-        return np.asarray((self.prices.forward_s + self.prices.backward_s)[..., list(self.kinds)])
+        return np.asarray((self.prices.forward_s + self._backward_s)[..., list(self.kinds)])
+
+    @cached_property
+    def played(self) -> NDArray[np.bool_]:
+        """(n,) cells whose plans are known by their simulated time alone."""
+        num_layers, cells = self.problem.model.num_layers, self.cells
+        shapes = zip(cells.schedule.tolist(), cells.pp.tolist(), cells.vpp.tolist(), strict=True)
+        known = {shape: is_played(shape[0], num_layers, *shape[1:]) for shape in shapes}
+        every = zip(cells.schedule.tolist(), cells.pp.tolist(), cells.vpp.tolist(), strict=True)
+        return np.array([known[shape] for shape in every], dtype=bool)
+
+    @cached_property
+    def _chunked(self) -> NDArray[np.bool_]:
+        """(n,) cells with v > 1 and equal chunks, of which J is the formula's."""
+        return (self.cells.vpp > 1) & ~self.played
+
+    @cached_property
+    def _whole_backward(self) -> NDArray[np.bool_]:
+        return np.array([not splits_backward(schedule) for schedule in self.cells.schedule.tolist()], dtype=bool)
+
+    @cached_property
+    def _backward_s(self) -> FloatArray:
+        """[cell, kind, recompute] the backward pass, in one piece or in two, whichever is shorter where it is split."""
+        split = self.prices.split
+        whole_s = self.prices.backward_s
+        if split is None:
+            return whole_s
+        pieces_s = split.input_grad_compute_s + split.input_grad_exposed_s + split.weight_grad_s
+        return np.where(self._whole_backward[:, None, None], whole_s, np.minimum(whole_s, pieces_s))
 
     @property
     def _layer_counts(self) -> IntArray:
@@ -65,7 +96,7 @@ class Bounds:
             num_devices=cells.pp,
             block_counts=self.problem.block_counts,
             block_forward_s=prices.forward_s[:, :, kinds].min(axis=-1),
-            block_backward_s=prices.backward_s[:, :, kinds].min(axis=-1),
+            block_backward_s=self._backward_s[:, :, kinds].min(axis=-1),
             tail_s=np.full(len(cells), self._constant_s),
         )
 
@@ -83,10 +114,10 @@ class Bounds:
     @cached_property
     def least_totals_s(self) -> FloatArray:
         """(n,) T: least Σ t of a plan: its blocks, and each hop at the speed of the faster link, forward and backward."""
-        return np.asarray(self.floors.total_s + 2 * (self.cells.num_virtual_stages - 1) * self._least_hop_s)
+        return np.asarray(self.floors.total_s + 2 * (self.cells.num_virtual_stages - 1) * self.least_hop_s)
 
     @cached_property
-    def _least_hop_s(self) -> FloatArray:
+    def least_hop_s(self) -> FloatArray:
         """(n,) the least that any hop takes; a stage that fills whole fast domains always hops between two."""
         fabric, stride = self.prices.fabric, self.cells.stride("pp")
         least_bytes = self.prices.hop_bytes * self.problem.hop_factors[:-1].min()
@@ -105,8 +136,8 @@ class Bounds:
         first, last = (np.zeros((len(cells), int(places.max()) + 1), dtype=np.int64) for _ in range(2))
         shapes, group = np.unique(np.stack([cells.pp, cells.vpp], axis=1), axis=0, return_inverse=True)
         for number, (pp, vpp) in enumerate(shapes.tolist()):
-            if vpp > 1:
-                members = group.ravel() == number
+            members = (group.ravel() == number) & self._chunked
+            if members.any():
                 first[members] = layers_of_chunks(places, pp, vpp, 0).sum(axis=0)
                 last[members] = layers_of_chunks(places, pp, vpp, pp - 1).sum(axis=0)
         return first, last
@@ -114,14 +145,14 @@ class Bounds:
     @cached_property
     def _first_layers_s(self) -> FloatArray:
         """(n,) the layers of the first device of equal chunks; 0 for v = 1."""
-        return np.asarray((self._end_layers[0] * self._least_block_s[:, LAYERS]).sum(axis=1))
+        return np.asarray((self._end_layers[0] * self.least_block_s[:, LAYERS]).sum(axis=1))
 
     @cached_property
     def _chunk_loads_s(self) -> FloatArray:
         """(n,) the fuller of the first and last device of equal chunks, hops out: layers, embedding or head; 0 for v = 1."""
-        last_s = (self._end_layers[1] * self._least_block_s[:, LAYERS]).sum(axis=1) + self._least_block_s[:, HEAD]
-        fuller_s = np.maximum(self._first_layers_s + self._least_block_s[:, EMBEDDING], last_s)
-        return np.where(self.cells.vpp > 1, fuller_s, 0.0)
+        last_s = (self._end_layers[1] * self.least_block_s[:, LAYERS]).sum(axis=1) + self.least_block_s[:, HEAD]
+        fuller_s = np.maximum(self._first_layers_s + self.least_block_s[:, EMBEDDING], last_s)
+        return np.where(self._chunked, fuller_s, 0.0)
 
     @cached_property
     def objective_s(self) -> FloatArray:
@@ -142,40 +173,86 @@ class Bounds:
         vpp, num_micro = self.cells.vpp[among], self.num_micro_batches[among]
         tails_s = self.longest_tails_s[among] if tails_s is None else tails_s
         total_s = self.least_totals_s[among] + extra_s
-        hops_s = np.where(vpp > 1, (2 * vpp - 1) * self._least_hop_s[among], 0.0)
+        chunked = self._chunked[among]
+        hops_s = np.where(chunked, (2 * vpp - 1) * self.least_hop_s[among], 0.0)
         load_s = np.maximum.reduce(
             [
                 self.floors.device_load_s[among],
                 total_s / self.cells.pp[among],
                 self._chunk_loads_s[among] + hops_s,
-                np.where(vpp > 1, self._first_layers_s[among] + extra_first_s, 0.0),
+                np.where(chunked, self._first_layers_s[among] + extra_first_s, 0.0),
                 loads_s,
             ]
         )
         with np.errstate(invalid="ignore"):  # 0 x infinity: one micro-batch that does not fit
             bound_s = np.nan_to_num((num_micro - 1 / vpp) * load_s, nan=np.inf) + total_s / vpp + tails_s
-        return np.asarray(np.maximum(bound_s, closed_objective_bound_s(_of(self.floors, among), vpp, num_micro)))
+        formula_s = np.maximum(bound_s, closed_objective_bound_s(_of(self.floors, among), vpp, num_micro))
+        return np.where(self.played[among], self.simulated_s[among], formula_s)
 
     @cached_property
     def simulated_s(self) -> FloatArray:
         """(n,) no plan of the cell has a smaller R: the closed formula."""
         every = np.arange(len(self.cells))
-        return self._simulated(every, *(np.zeros(len(every)) for _ in range(3)))
+        bound_s = self._simulated(every, *(np.zeros(len(every)) for _ in range(3)))
+        played = np.flatnonzero(self.played)
+        if len(played):
+            bound_s[played] = np.maximum(bound_s[played], self._played_s(played))
+        return bound_s
+
+    def _played_s(self, among: IntArray) -> FloatArray:
+        """R of plans that are played is at least that of one device: the last one of a loop, the one at the turn of a V.
+
+        All virtual stages hold n = ⌊layers / S⌋ layers or more, those of embedding and head perhaps one less. Before the
+        device begins a micro-batch passes pp - 1 of them forward; where the backward is whole, its last gradient passes them
+        back before device 0 begins its tail. Tails: what hides the exchanges is no more than the slowest recompute gives.
+        """
+        cells, prices, kinds = self.cells, self.prices, list(self.kinds)
+        pp, vpp, num_layers = cells.pp[among], cells.vpp[among], self.problem.model.num_layers
+        least, rest = np.divmod(num_layers, pp * vpp)
+        at_end = np.maximum(least - (rest > 0), 0)
+        looped = np.array([schedule not in V_PLACED for schedule in cells.schedule[among].tolist()])
+        whole = self._whole_backward[among]
+        forward_s = prices.forward_s[among][..., kinds]
+        layer_s = self.least_block_s[among][:, LAYERS].min(axis=1)
+        passes_s = np.where(whole, layer_s, forward_s[:, LAYERS].min(axis=(1, 2)))
+        enters_s = np.where(whole, self.least_block_s[among, EMBEDDING], forward_s[:, EMBEDDING].min(axis=-1))
+        ends = np.where(looped, at_end, least)  # layers of the device's last chunk
+        work_s = ((vpp - 1) * least + ends) * layer_s + np.where(looped, self.least_block_s[among, HEAD], 0.0)
+        before_s = enters_s + ((pp - 2) * least + at_end) * passes_s
+        tails_s = self._constant_s + (vpp - 1) * self._chunk_tails(among, least) + self._chunk_tails(among, at_end)
+        return np.asarray(before_s + self.num_micro_batches[among] * work_s + tails_s)
+
+    def _chunk_tails(self, among: IntArray, num_layers: IntArray) -> FloatArray:
+        """Update and exchanges left over of a virtual stage with so many layers of any kind, perhaps an end beside them."""
+        prices, kinds = self.prices, list(self.kinds)
+        params = prices.memory.params
+        common, routed = (num_layers * of[among][:, LAYERS].min(axis=1) for of in (params.common, params.experts))
+        room_s = []
+        for seconds in (prices.backward_s, prices.forward_s):
+            longest = seconds[among][..., kinds].max(axis=-1)
+            ends = np.maximum(longest[:, EMBEDDING], longest[:, HEAD])
+            room_s.append(num_layers * longest[:, LAYERS].max(axis=1) + ends)
+        left_s, hides = np.zeros(len(among)), prices.slower[among] * self._hidden_share
+        for exchanged_s, behind_s in zip(late_s(prices, among, common, routed), room_s, strict=True):
+            left_s += np.maximum(exchanged_s - hides * behind_s, exchanged_s / (num_layers + 1))
+        divided = prices.optimizer_parts
+        return np.asarray(left_s + self._update_s(common / divided[0][among] + routed / divided[1][among]))
 
     def _simulated(
         self, among: IntArray, extra_s: FloatArray, extra_first_s: FloatArray, loads_s: FloatArray
     ) -> FloatArray:
         """As `_objective`, on R: hops out."""
         floors, vpp = _of(self.floors, among), self.cells.vpp[among]
-        first_s = np.where(vpp > 1, self._first_layers_s[among] + extra_first_s, 0.0)
+        first_s = np.where(self._chunked[among], self._first_layers_s[among] + extra_first_s, 0.0)
         load_s = np.maximum.reduce([floors.device_load_s, self._chunk_loads_s[among], first_s, loads_s])
         raised = replace(floors, total_s=floors.total_s + extra_s, device_load_s=load_s)
-        return closed_lower_bound_s(raised, self.cells.pp[among], vpp, self.num_micro_batches[among])
+        whole = self._whole_backward[among]
+        return closed_lower_bound_s(raised, self.cells.pp[among], vpp, self.num_micro_batches[among], whole)
 
     # --- with memory ------------------------------------------------------------------------------------------------------
 
     @cached_property
-    def _memory(self) -> CellMemory:
+    def memory(self) -> CellMemory:
         cells, prices, kinds = self.cells, self.prices, list(self.kinds)
         held = prices.memory
         params, per_param, per_routed = (
@@ -198,16 +275,16 @@ class Bounds:
             other_bytes=ends + held.embedding_activations + held.logits_saved,
             device_bytes=np.full(len(cells), context_bytes(self.problem)),
             limit_bytes=self.memory_limit_bytes,
-            end_s=self._least_block_s[:, [EMBEDDING, HEAD]],
+            end_s=self.least_block_s[:, [EMBEDDING, HEAD]],
             end_state_bytes=np.stack([state[:, EMBEDDING], state[:, HEAD] + held.logits_working], axis=1),
             end_activation_bytes=np.stack([held.embedding_activations, held.logits_saved], axis=1),
-            hop_s=self._least_hop_s,
+            hop_s=self.least_hop_s,
         )
 
     @cached_property
     def memory_floors_bytes(self) -> FloatArray:
         """(n,) what the mean device of each cell holds at least, with the thriftiest recompute."""
-        memory = self._memory
+        memory = self.memory
         layers = (memory.layer_state_bytes + memory.layer_activation_bytes.min(axis=2)) @ memory.layer_counts
         return np.asarray((layers + memory.other_bytes) / memory.pp + memory.device_bytes)
 
@@ -221,16 +298,19 @@ class Bounds:
                 over_s = below_s - tails_s - self.least_totals_s[among] / vpp
                 return np.where(repeats > 0, over_s / repeats * (1 + _ROUNDING), np.inf)
 
-        memory = self._memory.take(among)
-        tails_s = self._tails(among, heaviest_s(self.longest_tails_s[among]))
+        memory = self.memory.take(among)
+        tails_s = self.tails_below(among, heaviest_s(self.longest_tails_s[among]))
         most_s, nothing = heaviest_s(tails_s), np.zeros(len(among))
         bound_s = np.maximum(self.objective_s[among], self._objective(among, nothing, nothing, nothing, tails_s))
-        extra = extra_seconds(memory, self._most_layers(memory, most_s), bound_s <= below_s)
+        wanted, played = (bound_s <= below_s) & ~self.played[among], self.played[among]
+        extra = extra_seconds(memory, self._most_layers(memory, most_s), wanted)
         bound_s = np.maximum(bound_s, self._objective(among, *extra, nothing, tails_s))
         loads_s = least_loads(memory, most_s, bound_s <= below_s)
-        return np.maximum(bound_s, self._objective(among, *extra, loads_s, tails_s))
+        bound_s = np.maximum(bound_s, self._objective(among, *extra, loads_s, tails_s))
+        overfull = self.memory_floors_bytes[among] > self.memory_limit_bytes
+        return np.where(played & overfull, np.inf, bound_s)
 
-    def _tails(self, among: IntArray, heaviest_s: FloatArray) -> FloatArray:
+    def tails_below(self, among: IntArray, heaviest_s: FloatArray) -> FloatArray:
         """κ at least, with what is left of the exchanges at the end of the step.
 
         v = 1, no device with more load than `heaviest_s`: some device has the mean of the parameters or more; they hide
@@ -239,7 +319,7 @@ class Bounds:
         """
         common, routed, parts = self._mean_params
         slower, hides = self.prices.slower[among], self._hidden_share
-        most_blocks = self._most_layers(self._memory.take(among), heaviest_s) + 2
+        most_blocks = self._most_layers(self.memory.take(among), heaviest_s) + 2
         found = [self.longest_tails_s[among]]
         for params, experts in ((common[among], np.zeros(len(among))), (np.zeros(len(among)), routed[among])):
             updated = params / parts[0][among] + experts / parts[1][among]
@@ -251,7 +331,7 @@ class Bounds:
                 )
             found.append(self._constant_s + self._update_s(updated) + left_s)
         plain: FloatArray = np.maximum.reduce(found)
-        chunked = np.flatnonzero(self.cells.vpp[among] > 1)
+        chunked = np.flatnonzero(self._chunked[among])
         if len(chunked):
             plain[chunked] = np.maximum(self.longest_tails_s[among[chunked]], self._end_tails(among[chunked]))
         return plain
@@ -321,10 +401,11 @@ class Bounds:
     def simulated_below(self, below_s: float, among: IntArray) -> FloatArray:
         """Of the cells `among`: no plan that fits and has R ≤ `below_s` has a smaller R; infinite where there is none."""
         closed_s = self.simulated_s[among]
-        memory = replace(self._memory.take(among), hop_s=np.zeros(len(among)))
+        memory = replace(self.memory.take(among), hop_s=np.zeros(len(among)))
         # R is at least m times the load of each device, and its tail
         heaviest_s = (below_s - self._constant_s) / self.num_micro_batches[among] * (1 + _ROUNDING)
-        extra = extra_seconds(memory, self._most_layers(memory, heaviest_s), closed_s <= below_s)
+        wanted = (closed_s <= below_s) & ~self.played[among]
+        extra = extra_seconds(memory, self._most_layers(memory, heaviest_s), wanted)
         once_s = np.maximum(closed_s, self._simulated(among, *extra, np.zeros(len(among))))
         return least_steps(memory, once_s, np.full(len(among), below_s), self._constant_s, once_s <= below_s)
 

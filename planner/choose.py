@@ -19,7 +19,7 @@ from planner.priced import Priced
 from planner.readers.pins import Pins
 from planner.search import DELTA, SLACKS, Candidate, Choice, candidate, search
 from planner.solver import SolverName, preferred_solver
-from planner.space import SCHEDULES, enumerate_cells
+from planner.space import enumerate_cells
 
 _LOOKED_AT_TOGETHER = 64
 """Cells whose bounds are asked for in one call while the handbook's layout is looked for."""
@@ -121,8 +121,6 @@ def _current(problem: Problem, layout: Layout | None) -> tuple[Candidate | None,
         raise InputError(
             f"--current: recompute {layout.recompute!r} is not a kind of {problem.runtime.name}; legal: {known}"
         )
-    if layout.pp > 1 and layout.schedule not in SCHEDULES:
-        return None, f"its schedule {layout.schedule} is priced (`predict`), but not searched"
     try:
         space = enumerate_cells(
             model=problem.model,
@@ -134,7 +132,7 @@ def _current(problem: Problem, layout: Layout | None) -> tuple[Candidate | None,
         )
         priced = Priced.of(problem, replace(space, recompute_kinds=kinds), at_risk=True)
         found = best_plan(priced, 0)
-    except (RecordError, ValueError) as error:
+    except (RecordError, ValueError, InfeasibleError) as error:
         return None, str(error)
     if found is None:
         return None, "it does not fit into the devices' memory, as modelled"

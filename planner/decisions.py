@@ -15,22 +15,24 @@ from cost_models.records.layout import STAGES
 from cost_models.schedules import devices_of_stages
 from planner.errors import InputError
 from planner.incumbent import least_objective
+from planner.played import is_played, split_counts
 from planner.predict import simulated
 from planner.priced import Priced
 from planner.search import Candidate, simulated_s
-from planner.space import SCHEDULES, Space
+from planner.space import Space
 
 
 def stages_of(plan: Candidate, recompute_kinds: tuple[str, ...]) -> tuple[Stage, ...]:
     """The virtual stages of a plan as records; kinds that no layer has are left out."""
-    columns, pp = plan.cell.columns, plan.cell.layout.pp
+    columns, layout = plan.cell.columns, plan.cell.layout
+    devices = devices_of_stages(layout.schedule, layout.pp, layout.vpp).tolist()
     stages = []
     for virtual, pick in enumerate(plan.picks.tolist()):
         counts = zip(recompute_kinds, columns.recompute_counts[pick].tolist(), strict=True)
         stages.append(
             Stage(
                 virtual=virtual,
-                device=virtual % pp,
+                device=devices[virtual],
                 blocks=(int(columns.first[pick]), int(columns.last[pick])),
                 recompute={kind: count for kind, count in counts if count},
             )
@@ -73,14 +75,14 @@ def decision_of_stages(problem: Problem, layout: Layout, stages: tuple[Stage, ..
 
 def decision_of_layout(problem: Problem, layout: Layout, *, world: int | None = None) -> Decision:
     """The decision of a layout as people run it: as many layers on every virtual stage, or the split of least J where they do
-    not divide; one kind of recompute everywhere; whether it fits or not. A schedule that is not searched, and unequal virtual
+    not divide; one kind of recompute everywhere; whether it fits or not. A schedule without a formula, and unequal virtual
     stages, take the balanced split of least simulated time.
 
     `world` is the number of ranks that it must have, where that is known. Raises InputError where the layout is illegal.
     """
     refuse_illegal(problem, layout, world)
     uneven = problem.model.num_layers % layout.num_virtual_stages != 0
-    if layout.pp == 1 or (layout.schedule in SCHEDULES and not (layout.vpp > 1 and uneven)):
+    if not is_played(layout.schedule, problem.model.num_layers, layout.pp, layout.vpp):
         return decision_of(problem, _as_people_run_it(problem, layout))
     if uneven and not problem.runtime.uneven_stages:
         raise InputError(
@@ -93,28 +95,12 @@ def decision_of_layout(problem: Problem, layout: Layout, *, world: int | None = 
 
 
 def _balanced(problem: Problem, layout: Layout) -> list[tuple[Stage, ...]]:
-    """Splits of a schedule that is not searched: as many layers on every virtual stage where they divide; else the layers
-    balanced, and the blocks balanced, which leaves the stages of embedding and head a layer lighter.
-    """
+    """The splits of a layout whose plans are played."""
     num_layers, num_stages = problem.model.num_layers, layout.num_virtual_stages
     if num_layers + 2 < num_stages:
         raise InputError(f"layout {layout}: {num_layers + 2} blocks cannot fill {num_stages} virtual stages")
-    by_layers = _even_counts(num_layers, num_stages)
-    by_layers[0] += 1
-    by_layers[-1] += 1
-    counts = [by_layers]
-    if num_layers % num_stages:
-        counts.append(_even_counts(num_layers + 2, num_stages))
-    devices = devices_of_stages(layout.schedule, layout.pp, layout.vpp)
-    return [_stages_of_counts(layout, blocks, devices.tolist()) for blocks in counts if min(blocks) > 0]
-
-
-def _even_counts(total: int, parts: int) -> list[int]:
-    """`total` in whole parts that differ by 1 at most, the larger ones in the middle."""
-    least, more = divmod(total, parts)
-    from_ends = sorted(range(parts), key=lambda part: -min(part, parts - 1 - part))
-    larger = set(from_ends[:more])
-    return [least + (part in larger) for part in range(parts)]
+    devices = devices_of_stages(layout.schedule, layout.pp, layout.vpp).tolist()
+    return [_stages_of_counts(layout, blocks, devices) for blocks in split_counts(num_layers, num_stages)]
 
 
 def _stages_of_counts(layout: Layout, blocks: list[int], devices: list[int]) -> tuple[Stage, ...]:

@@ -34,6 +34,11 @@ def best_plan(cells: Sequence[CellProblem]) -> Best | None:
 
 def plans(cell: CellProblem) -> Iterator[Picks]:
     """Every plan of the cell that fits: chains of columns from block 0 to the last, one per virtual stage."""
+    if cell.played is not None and len(cell.columns):
+        every = tuple(range(len(cell.columns)))
+        if not overfull(cell, every):
+            yield every
+        return
     by_start: dict[tuple[int, int], list[int]] = {}
     for number, (stage, first) in enumerate(zip(cell.columns.stage.tolist(), cell.columns.first.tolist(), strict=True)):
         by_start.setdefault((stage, first), []).append(number)
@@ -52,6 +57,8 @@ def plans(cell: CellProblem) -> Iterator[Picks]:
 
 def objective_of(cell: CellProblem, picks: Sequence[int]) -> float:
     """J from its definition, one micro-batch's seconds at a time."""
+    if cell.played is not None:
+        return cell.played.objective_s
     columns, pp, vpp = cell.columns, cell.layout.pp, cell.layout.vpp
     forward, backward, tail = [0.0] * pp, [0.0] * pp, [0.0] * pp
     for stage, pick in enumerate(picks):
@@ -69,6 +76,8 @@ def objective_of(cell: CellProblem, picks: Sequence[int]) -> float:
 
 def lower_bound_of(cell: CellProblem, picks: Sequence[int]) -> float:
     """R from its definition."""
+    if cell.played is not None:
+        return cell.played.lower_bound_s
     columns, pp = cell.columns, cell.layout.pp
     work, tail = [0.0] * pp, [0.0] * pp
     for stage, pick in enumerate(picks):
@@ -86,14 +95,21 @@ def lower_bound_of(cell: CellProblem, picks: Sequence[int]) -> float:
 def overfull(cell: CellProblem, picks: Sequence[int], tolerance: float = 0.0) -> str | None:
     """The first device that holds more than it may, in words; None where the plan fits."""
     columns, pp = cell.columns, cell.layout.pp
-    for device, vectors in enumerate(cell.in_flight):
+    played = cell.played
+    for device, vectors in enumerate(cell.in_flight if played is None else played.held):
+        mine = picks[device::pp]
+        if played is not None:
+            mine = [pick for pick, there in zip(picks, played.devices.tolist(), strict=True) if there == device]
         for vector in vectors:
             held = 0.0
-            for alive, pick in zip(vector, picks[device::pp], strict=True):
+            for alive, pick in zip(vector[: len(mine)], mine, strict=True):
                 held += float(columns.state_bytes[pick]) + alive * float(columns.activation_bytes[pick])
-            if held > cell.memory_limit_bytes * (1 + tolerance):
+            if played is not None:
+                for waiting, pick in zip(vector[len(mine) :], mine, strict=True):
+                    held += waiting * float(played.waiting_bytes[pick])
+            if held > cell.limits_bytes[device] * (1 + tolerance):
                 return (
-                    f"device {device} holds {held:.0f} of {cell.memory_limit_bytes:.0f} bytes with {vector} in flight"
+                    f"device {device} holds {held:.0f} of {cell.limits_bytes[device]:.0f} bytes with {vector} in flight"
                 )
     return None
 

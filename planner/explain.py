@@ -34,8 +34,7 @@ from planner.priced import Priced
 from planner.readers.pins import Op, Pin, Pins, parse_pins, pins_of_layout
 from planner.search import search
 from planner.solver import preferred_solver
-from planner.space import SCHEDULES, enumerate_cells
-from planner.unsearched import best_unsearched
+from planner.space import enumerate_cells
 
 _PARTS = ("compute_s", "exposed_communication_s", "bubble_s", "optimizer_s", "other_s")
 
@@ -74,12 +73,7 @@ def why_not(plan: Plan, layout: str, calibration: Calibration | None = None) -> 
             worlds=(plan.decision.layout.world,),
         )
     except InfeasibleError as error:
-        other = best_unsearched(problem, pins, plan.decision.layout.world)
-        if other is None:
-            return answer | {"answer": "illegal", "reasons": _illegal(problem, layout, plan, str(error))}
-        if predict(problem, other).verdict is not Verdict.OK:
-            return answer | _does_not_fit(question, other)
-        return answer | _slower(problem, other, plan, chosen)
+        return answer | {"answer": "illegal", "reasons": _illegal(problem, layout, plan, str(error))}
     try:
         found = search(Priced.of(problem, space), delta=0.0, solver=preferred_solver())
     except InfeasibleError:
@@ -228,8 +222,6 @@ def _not_found(layout: Layout, plan: Plan) -> list[dict[str, Any]]:
     """Why a plan's search did not choose a faster layout."""
     pins = parse_pins(plan.request.pin, plan.request.runtime.recompute_kinds)
     told = [("PIN", f"the plan was asked for with the pin {pin}, which excludes it") for pin in pins.broken(layout)]
-    if layout.pp > 1 and layout.schedule not in SCHEDULES:
-        told.append(("SCHEDULE", f"schedule {layout.schedule} is priced, but not searched"))
     if plan.certificate is not None and plan.certificate.gap_objective:
         told.append(("TIME", "the time limit of the plan's search ended before it was proved to be the best"))
     return [{"code": code, "message": message, "values": {}, "legal": {}} for code, message in told]

@@ -40,6 +40,8 @@ def least_objective(cell: CellProblem) -> CellOptimum | None:
     """The plan of least J in the cell; None where no plan of these columns fits."""
     if len(cell.columns) == 0:
         return None
+    if cell.played is not None:
+        return CellOptimum(objective_s=cell.played.objective_s, picks=np.arange(len(cell.columns)))
     return _chunks(cell) if cell.layout.vpp > 1 else _Path.of(cell).least()
 
 
@@ -272,6 +274,8 @@ class _Chunks:
     """(V, v)"""
     used: FloatArray
     """(V, C) bytes at each vector."""
+    limit_bytes: float
+    """What the device may use."""
 
     @classmethod
     def of(cls, cell: CellProblem, device: int) -> "_Chunks":
@@ -289,6 +293,7 @@ class _Chunks:
             activation=columns.activation_bytes[numbers],
             vectors=vectors,
             used=columns.state_bytes[numbers] + vectors[:, chunk] * columns.activation_bytes[numbers],
+            limit_bytes=float(cell.limits_bytes[device]),
         )
 
     def combinations(self) -> tuple[FloatArray, FloatArray, IntArray]:
@@ -316,7 +321,7 @@ class _Chunks:
             load, tail = load[rows] + self.load[added], tail[rows] + self.tail[added]
             used, picks = used[:, rows] + self.used[:, added], np.column_stack((picks[rows], self.numbers[added]))
             later = lightest[chunk + 1 :]
-            missing = used + self.used[:, later].sum(axis=1)[:, None] - cell.memory_limit_bytes
+            missing = used + self.used[:, later].sum(axis=1)[:, None] - self.limit_bytes
             best_rate = rate[:, chunk + 1 :].max(axis=1, initial=0.0)[:, None]
             with np.errstate(divide="ignore", invalid="ignore"):
                 extra = np.where(missing > 0, missing / best_rate, 0.0).max(axis=0)
@@ -361,7 +366,7 @@ class _Chunks:
 
         In J, Σt/v falls by at least what the greedy one's longer tail may add. Infinite where the greedy one does not fit.
         """
-        current, limit = lightest.copy(), self.cell.memory_limit_bytes
+        current, limit = lightest.copy(), self.limit_bytes
         for _ in range(len(self.load)):
             missing = self.used[:, current].sum(axis=1) - limit
             if (missing <= 0).all():

@@ -1,5 +1,6 @@
 """What one layout would do: step time with its interval, throughput, memory of each stage, and the verdict."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,6 +10,7 @@ from cost_models.intervals import pairwise_error, step_interval_s
 from cost_models.memory import memory_lower, memory_upper, moved_states, usable_bytes
 from cost_models.offload import offload_s
 from cost_models.peaks import DeviceMemory, decision_columns, host_bytes_per_node, memory_report
+from cost_models.placement import Placement, price_placed
 from cost_models.pressure import slowdown_share
 from cost_models.records import Decision, MemoryKind, Parts, Prediction, StagePrediction, Verdict
 from cost_models.schedules import Pipeline
@@ -42,26 +44,16 @@ def simulated(problem: Problem, decision: Decision) -> Simulated:
     layout = decision.layout
     cells = Cells.of([layout], decision.ranks.order)
     columns = decision_columns(decision, problem.recompute_kinds)
-    prices = price_columns(price_blocks(problem, cells), 0, columns)
+    if len(problem.cluster.pools) > 1:
+        prices = price_placed(problem, cells, Placement.of(decision), columns)
+    else:
+        prices = price_columns(price_blocks(problem, cells), 0, columns)
     pipeline = Pipeline.of(layout, decision.num_micro_batches)
-    split = prices.split
-    optimizer_s = pipeline.by_device(prices.optimizer_s)
+    parts = prices.parts(pipeline)
     if problem.offload:
         on_device = 0.0 if "optimizer" in moved_states(problem) else 1.0
-        optimizer_s = on_device * optimizer_s + offload_s(problem, decision, memory_report(problem, decision))
-    parts = StageParts(
-        forward_compute_s=prices.forward_compute_s,
-        forward_exposed_s=prices.forward_exposed_s,
-        backward_compute_s=prices.backward_compute_s,
-        backward_exposed_s=prices.backward_exposed_s,
-        hop_s=prices.hop_out_s[:-1],
-        sync_s=pipeline.by_device(prices.sync_s),
-        optimizer_s=optimizer_s,
-        constant_s=pipeline.by_device(prices.constant_s),
-        input_grad_compute_s=None if split is None else split.input_grad_compute_s,
-        input_grad_exposed_s=None if split is None else split.input_grad_exposed_s,
-        weight_grad_s=None if split is None else split.weight_grad_s,
-    )
+        offloaded_s = offload_s(problem, decision, memory_report(problem, decision))
+        parts = replace(parts, optimizer_s=on_device * parts.optimizer_s + offloaded_s)
     return Simulated(pipeline=pipeline, prices=prices, parts=parts, simulation=simulate(pipeline, parts.times()))
 
 
@@ -72,20 +64,23 @@ def predict(problem: Problem, decision: Decision) -> Prediction:
     step_s = step.simulation.step_s
     basis = basis_of(step, decision.num_micro_batches)
     world = decision.layout.world
-    low_s, high_s = step_interval_s(problem, step_s, world=world, basis=basis)
-    peak_bytes = max(device.peak_bytes for device in devices)
-    usable, upper = usable_bytes(problem), memory_upper(problem, peak_bytes)
-    host, host_usable = host_bytes_per_node(problem, devices), problem.cluster.pools[0].kind.host_memory_bytes
+    pools = pools_of(problem, decision)
+    intervals = [step_interval_s(one, step_s, world=world, basis=basis) for one in _distinct(pools)]
+    low_s, high_s = min(low for low, _ in intervals), max(high for _, high in intervals)
+    full, tightest = _fullest(devices, pools)
+    peak_bytes = full.peak_bytes
+    usable, upper = usable_bytes(tightest), memory_upper(problem, peak_bytes)
+    host, host_usable = _host_bytes(devices, pools)
     verdict = verdict_of(peak_bytes, upper, usable)
     if problem.offload and host_usable is not None and host.get("step 2", 0.0) > host_usable:
         verdict = Verdict.NO
     workload = problem.workload
     flops_per_s = problem.model.model_flops_per_token(workload.seq) * workload.tokens / step_s / world
-    peak_flops_per_s = peak_flops(problem)
+    peak_flops_per_s = sum(map(peak_flops, pools)) / len(pools)
     return Prediction(
         step_s=step_s,
         step_s_low=low_s,
-        step_s_high=high_s * (1 + slowdown_share(problem, peak_bytes)),
+        step_s_high=high_s * (1 + slowdown_share(tightest, peak_bytes)),
         tokens_per_s_per_gpu=workload.tokens / step_s / world,
         tflops_per_gpu=flops_per_s / 1e12,
         mfu=flops_per_s / peak_flops_per_s,
@@ -102,10 +97,41 @@ def predict(problem: Problem, decision: Decision) -> Prediction:
         verdict=verdict,
         parts=_parts(step),
         stages=_stages(step, decision, devices),
-        pairwise_error=pairwise_error(problem),
+        pairwise_error=max(map(pairwise_error, _distinct(pools))),
         basis=basis,
-        worth_measuring=operations_needed(problem, [decision.layout])[:5],
+        worth_measuring=operations_needed(tightest, [decision.layout])[:5],
     )
+
+
+def pools_of(problem: Problem, decision: Decision) -> tuple[Problem, ...]:
+    """(pp,) the problem of each position of the pipeline: on the pool that it lies in."""
+    if len(problem.cluster.pools) == 1:
+        return (problem,) * decision.layout.pp
+    where = Placement.of(decision)
+    found = {pool: problem.on_pool(pool) for pool in where.used}
+    return tuple(found[pool] for pool in where.pools)
+
+
+def _distinct(pools: tuple[Problem, ...]) -> list[Problem]:
+    return list({id(one): one for one in pools}.values())
+
+
+def _fullest(devices: tuple[DeviceMemory, ...], pools: tuple[Problem, ...]) -> tuple[DeviceMemory, Problem]:
+    """The position that is fullest for the size of its GPU, and its problem."""
+    return max(zip(devices, pools, strict=True), key=lambda one: one[0].peak_bytes / max(usable_bytes(one[1]), 1.0))
+
+
+def _host_bytes(devices: tuple[DeviceMemory, ...], pools: tuple[Problem, ...]) -> tuple[Mapping[str, float], int | None]:
+    """Phase -> bytes of the fullest node's host, and the least memory of a host; None where one is not known."""
+    found: dict[str, float] = {}
+    for pool in _distinct(pools):
+        mine = [device for device, where in zip(devices, pools, strict=True) if where is pool]
+        each = mine[0].ranks[1] - mine[0].ranks[0] + 1
+        moved = [replace(one, ranks=(n * each, (n + 1) * each - 1)) for n, one in enumerate(mine)]
+        for phase, size in host_bytes_per_node(pool, moved).items():
+            found[phase] = max(found.get(phase, 0.0), size)
+    have = [pool.cluster.pools[0].kind.host_memory_bytes for pool in _distinct(pools)]
+    return found, None if None in have else min(size for size in have if size is not None)
 
 
 def _by_kind(problem: Problem, decision: Decision) -> dict[str, float]:

@@ -24,6 +24,7 @@ from cost_models.stage import (
 from planner.bounds import Bounds
 from planner.floors import vectors_of
 from planner.incumbent import least_objective
+from planner.played import best_played, fits_played
 from planner.space import Space
 from planner.stages import (
     CellProblem,
@@ -134,6 +135,8 @@ class Priced:
         cells = self.space.cells
         total_s, tail_s = float(self.bounds.least_totals_s[index]), float(self.bounds.longest_tails_s[index])
         most = heaviest_below(below_s - tail_s, total_s, int(self.num_micro_batches[index]), int(cells.vpp[index]))
+        if self.bounds.played[index]:
+            return best_played(self, self._empty(index, most), below_s)
         return self._cell(index, most)
 
     def fits(self, index: int) -> bool:
@@ -156,13 +159,16 @@ class Priced:
     def _fits_thriftily(self, index: int) -> bool:
         if self.memory_floors_bytes[index] > self.memory_limit_bytes:
             return False
+        if self.bounds.played[index]:
+            return fits_played(self, self._empty(index, np.inf))
         return least_objective(self._thrifty.cell(index, np.inf)) is not None
 
     def cell_for_bound(self, index: int, below_s: float) -> CellProblem:
         """The cell with every column of a plan with R ≤ `below_s`: R is at least m times the load of each device."""
         return self._cell(index, below_s / int(self.num_micro_batches[index]))
 
-    def _cell(self, index: int, heaviest: float) -> CellProblem:
+    def _empty(self, index: int, heaviest: float) -> CellProblem:
+        """The cell without columns."""
         layout, num_micro = self.layout(index), int(self.num_micro_batches[index])
         pipeline = Pipeline(
             schedule=layout.schedule,
@@ -170,32 +176,50 @@ class Priced:
             num_virtual_per_device=layout.vpp,
             num_micro_batches=num_micro,
         )
-        empty = CellProblem(
+        return CellProblem(
             index=index,
             layout=layout,
             num_micro_batches=num_micro,
             num_blocks=self.problem.model.num_blocks,
             columns=_NO_COLUMNS,
-            in_flight=vectors_of(pipeline),
-            memory_limit_bytes=self.memory_limit_bytes,
+            in_flight=() if self.bounds.played[index] else vectors_of(pipeline),
+            memory_limit_bytes=self._limits(index),
+            pools=self.space.pools(index),
             bound_s=float(self.objective_bounds_s[index]),
             least_total_s=float(self.bounds.least_totals_s[index]),
             heaviest_s=heaviest,
         )
-        spans = self._spans(index, heaviest)
+
+    def _cell(self, index: int, heaviest: float) -> CellProblem:
+        empty, spans = self._empty(index, heaviest), self._spans(index, heaviest)
         if not len(spans):
             return empty
-        columns = self._fitting(empty, spans) if layout.vpp == 1 else self._worthwhile(empty, spans)
+        columns = self.columns(empty, spans)
         light = columns.load_s <= heaviest * (1 + 1e-9)
         return empty.with_columns(columns if light.all() else columns.take(light))
+
+    def _limits(self, index: int) -> float | FloatArray:
+        """What each device of a cell may use."""
+        return self.memory_limit_bytes
+
+    def without_limit(self) -> "Priced":
+        """The same space where memory has no end."""
+        return replace(self, memory_limit_bytes=np.inf)
+
+    def columns(self, cell: CellProblem, spans: Spans) -> StageColumns:
+        """The columns of these spans that a plan of the cell may use."""
+        return self._fitting(cell, spans) if cell.layout.vpp == 1 else self._worthwhile(cell, spans)
 
     def _spans(self, index: int, heaviest: float) -> Spans:
         layout, num_layers = self.layout(index), self.problem.model.num_layers
         if layout.vpp > 1 or (self.space.even_stages and layout.pp > 1):
             return chunk_spans(num_layers, layout.num_virtual_stages)
-        kinds = list(self.kinds)
-        by_kind_s = self._block_s[index][:, kinds].min(axis=1)
-        return free_spans(by_kind_s[self.problem.block_places], layout.pp, heaviest)
+        return free_spans(self.least_blocks_s(index), layout.pp, heaviest)
+
+    def least_blocks_s(self, index: int) -> FloatArray:
+        """(K,) the least time of each block of a cell, in the order of the model."""
+        by_kind_s = self._block_s[index][:, list(self.kinds)].min(axis=1)
+        return np.asarray(by_kind_s[self.problem.block_places])
 
     def _fitting(self, cell: CellProblem, spans: Spans) -> StageColumns:
         """v = 1: of each span, the cheapest recompute where it fits, else the ways of recompute that fit.
@@ -205,7 +229,7 @@ class Priced:
         """
         plain = self._plain(cell.index, spans)
         most = np.array([max(vector[0] for vector in vectors) for vectors in cell.in_flight])[plain.stage]
-        missing = plain.state_bytes + most * plain.activation_bytes - cell.memory_limit_bytes
+        missing = plain.state_bytes + most * plain.activation_bytes - cell.limits_bytes[plain.stage]
         fit = missing <= 0
         # the thriftiest kind on every layer
         kept = self.prices.activation_bytes[cell.index, LAYERS][:, list(self.kinds)]
@@ -226,15 +250,15 @@ class Priced:
         """v > 1: the cheapest recompute on devices that fit with it, every undominated mixture on the others."""
         layout = cell.layout
         plain = self._plain(cell.index, spans)
-        state = plain.state_bytes.reshape(layout.vpp, layout.pp)
-        activation = plain.activation_bytes.reshape(layout.vpp, layout.pp)
+        state, activation = (values.reshape(layout.vpp, -1) for values in (plain.state_bytes, plain.activation_bytes))
+        devices = plain.stage[: state.shape[1]]
         fit = np.array(
             [
                 all(
-                    float(state[:, device].sum() + np.dot(vector, activation[:, device])) <= cell.memory_limit_bytes
-                    for vector in vectors
+                    float(state[:, n].sum() + np.dot(vector, activation[:, n])) <= cell.limits_bytes[device]
+                    for vector in cell.in_flight[device]
                 )
-                for device, vectors in enumerate(cell.in_flight)
+                for n, device in enumerate(devices.tolist())
             ]
         )
         fit = np.tile(fit, layout.vpp)
@@ -243,7 +267,7 @@ class Priced:
         tight = spans.take(~fit)
         mixed = self._mixed(cell, tight)
         # recompute serves memory: that a longer backward hides more of the synchronisation is not counted in J
-        mixed = replace(mixed, tail_s=plain.tail_s[mixed.stage])
+        mixed = replace(mixed, tail_s=plain.tail_s[np.searchsorted(plain.stage, mixed.stage)])
         kept = undominated([mixed.stage], [mixed.load_s, mixed.state_bytes, mixed.activation_bytes])
         return StageColumns.joined(plain.take(fit), mixed.take(kept))
 

@@ -17,6 +17,8 @@ _ROUNDING = 1e-9
 
 def needed_columns(cell: CellProblem, below_s: float) -> IntArray:
     """Numbers of the columns that a plan with J ≤ `below_s` may use, ascending."""
+    if cell.played is not None:
+        return np.arange(len(cell.columns) if cell.played.objective_s <= below_s else 0)
     least = _through_chunks(cell) if cell.layout.vpp > 1 else _through_paths(cell)
     return np.flatnonzero(least <= below_s * (1 + _ROUNDING))
 

@@ -341,6 +341,8 @@ def candidate(cell: CellProblem, picks: IntArray, objective_s: float) -> Candida
 
 def simulated_s(cell: CellProblem, picks: IntArray) -> float:
     """S of a plan."""
+    if cell.played is not None:
+        return cell.played.objective_s
     times = cell.times(picks)
     if cell.layout.pp == 1 and cell.layout.vpp == 1:
         # one device works through its micro-batches

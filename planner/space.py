@@ -4,6 +4,7 @@ A cell fixes dp, cp, tp, ep, etp, pp, virtual stages, micro-batch size and sched
 are further entries of the same family. What the runtime's severities call an error restricts the space, and so do the pins.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -15,14 +16,26 @@ from cost_models.facts import facts_of_model
 from cost_models.laws import LAWS, Facts, Law, divisors, first_breach
 from cost_models.problem import Cells, IntArray
 from cost_models.recompute import is_priced
-from cost_models.records import Cluster, Gather, Layout, Model, Runtime, Schedule, Severity, Workload
+from cost_models.records import V_PLACED, Cluster, Gather, Layout, Model, Runtime, Schedule, Severity, Workload
 from cost_models.records.layout import LEGAL_GATHER
-from cost_models.schedules import MOST_OPERATIONS, schedule_needs
+from cost_models.schedules import MOST_OPERATIONS, WITH_FORMULA, schedule_needs
+from planner.arrangements import LAW as POOL_LAW
+from planner.arrangements import NEIGHBOURS, Arrangement, legal_pipelines, place
 from planner.errors import InfeasibleError, InputError, NotYetError
 from planner.readers.pins import Pins
 
-SCHEDULES = (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED, Schedule.GPIPE)
-"""Schedules whose plans are searched."""
+SCHEDULES = (
+    Schedule.ONE_F_ONE_B,
+    Schedule.INTERLEAVED,
+    Schedule.GPIPE,
+    Schedule.LOOPED_BFS,
+    Schedule.INTERLEAVED_ZB,
+    Schedule.ZBV,
+    Schedule.DUALPIPEV,
+    Schedule.V_HALF,
+    Schedule.V_MIN,
+)
+"""Schedules, the first that a runtime has for a layout without a pipeline."""
 SEARCHED_RECOMPUTE = ("none", "selective", "full")
 """Kinds of recompute that stages are searched with; further ones are priced where a pin names them."""
 LEAST_CONTEXT = 2048
@@ -65,9 +78,22 @@ class Space:
     """What the laws and pins left out."""
     restrictions: tuple[str, ...]
     """What the space never holds, in words."""
+    arrangement: IntArray | None = None
+    """(n,) number of each entry's arrangement on the pools of a mixed cluster; None where the cluster has one pool."""
+    arrangements: tuple[Arrangement, ...] = ()
+    """The pool of each position of the pipeline, by that number."""
 
     def __len__(self) -> int:
         return len(self.cells)
+
+    def pools(self, index: int) -> Arrangement:
+        """The pool of each position of an entry's pipeline; empty where the cluster has one pool."""
+        return () if self.arrangement is None else self.arrangements[int(self.arrangement[index])]
+
+    def name(self, index: int) -> str:
+        """An entry as text: its layout, and where its stages lie (`0x2 1x4`: two stages on pool 0, four on pool 1)."""
+        runs = [(pool, len(list(run))) for pool, run in itertools.groupby(self.pools(index))]
+        return " ".join([str(self.cells.layout(index)), *(f"pool{pool}x{count}" for pool, count in runs)])
 
     def find(self, layout: Layout) -> int | None:
         """Number of the entry with these degrees and options, whatever its recompute; None where it is not in the space."""
@@ -143,7 +169,7 @@ def enumerate_cells(
         objects[name][:] = columns.pop(name)
     family = np.array(columns.pop("family"))
     cells = Cells(**{name: np.array(values, dtype=np.int64) for name, values in columns.items()}, **objects)  # type: ignore[arg-type]
-    return Space(
+    space = Space(
         cells=cells,
         families=family,
         recompute_kinds=kinds,
@@ -151,6 +177,50 @@ def enumerate_cells(
         refusals=builder.log.refusals(),
         restrictions=_restrictions(runtime, pins, chosen, cluster)
         + ((_MANY_OPERATIONS,) if _MANY_OPERATIONS in builder.log.reasons.values() else ()),
+    )
+    return space if len(cluster.pools) == 1 else on_pools(space, model, cluster)
+
+
+def on_pools(space: Space, model: Model, cluster: Cluster) -> Space:
+    """The space of a mixed cluster: every arrangement of every cell, each with a family of its own.
+
+    InfeasibleError where no cell has any.
+    """
+    stages = space.cells.num_virtual_stages
+    played = (space.cells.vpp > 1) & (model.num_layers % stages != 0)
+    played |= np.array([schedule not in WITH_FORMULA for schedule in space.cells.schedule.tolist()]) & (space.cells.pp > 1)
+    formula = np.flatnonzero(~played)
+    cells = space.cells.take(formula)
+    placed = place(cells, cluster)
+    refusals = space.refusals
+    if len(placed.refused):
+        first = int(placed.refused[0])
+        refused = Refusal(
+            code="pool stages",
+            reason=POOL_LAW,
+            count=len(placed.refused),
+            example=f"world={int(cells.world[first])} pp={int(cells.pp[first])}",
+        )
+        refusals = (refused, *refusals)
+    if not len(placed.row):
+        gpus = [pool.num_gpus for pool in cluster.pools]
+        told = f"with all GPUs of {cluster.name!r} ({' + '.join(map(str, gpus))}) legal pp: multiples of {legal_pipelines(gpus)}"
+        raise InfeasibleError(f"no layout is legal here: {POOL_LAW}", relaxations=(told,))
+    pairs = np.stack([space.families[formula][placed.row], placed.arrangement], axis=1)
+    families = np.unique(pairs, axis=0, return_inverse=True)[1].ravel()
+    told = [NEIGHBOURS, "all stages take as many GPUs, so pools serve stages in the ratio of their GPUs"]
+    if played.any():
+        told.append("on several kinds of GPUs: schedules whose time is played, not given by a formula")
+    if any(int(world) != cluster.num_gpus for world in np.unique(cells.world)):
+        told.append("of GPUs that stay idle: at most one pool is used in part")
+    return replace(
+        space,
+        cells=cells.take(placed.row),
+        families=families,
+        refusals=refusals,
+        restrictions=(*space.restrictions, *told),
+        arrangement=placed.arrangement,
+        arrangements=placed.arrangements,
     )
 
 
@@ -182,11 +252,11 @@ def _check_worlds(worlds: Sequence[int], cluster: Cluster) -> None:
 
 def base_facts(model: Model, cluster: Cluster, workload: Workload, runtime: Runtime) -> Facts:
     """What is known before any degree is chosen."""
-    kind = cluster.pools[0].kind
+    kinds = [pool.kind for pool in cluster.pools]  # the strictest counts
     return Facts(
         **(facts_of_model(model) | ({} if model.layer_groups else {"ffn": model.ffn})),
-        gpus_per_node=kind.gpus_per_node,
-        domain_size=kind.domain_size,
+        gpus_per_node=min(kind.gpus_per_node for kind in kinds),
+        domain_size=min(kind.domain_size for kind in kinds),
         seq=workload.seq,
         gbs=workload.gbs,
         precision=workload.precision.value,
@@ -205,7 +275,7 @@ class _Builder:
     families: dict[tuple[object, ...], int]
     rows: list[tuple[object, ...]] = field(default_factory=list)
     worlds: list[int] = field(default_factory=list)
-    options: dict[tuple[int, bool, bool], list[tuple[int, int, int, Gather]]] = field(default_factory=dict)
+    options: dict[tuple[int, bool, bool, Schedule], list[tuple[int, int, int, Gather]]] = field(default_factory=dict)
     laws: dict[tuple[str, ...], tuple[Law, ...]] = field(default_factory=dict)
 
     def add_world(self, world: int) -> None:
@@ -229,11 +299,16 @@ class _Builder:
 
     def add_pipelines(self, by_cp: Facts) -> None:
         """All cells of a tensor- and context-parallel degree."""
-        world, each = by_cp.world or 1, (by_cp.tp or 1) * (by_cp.cp or 1)
+        world, each, gbs = by_cp.world or 1, (by_cp.tp or 1) * (by_cp.cp or 1), by_cp.gbs or 1
         for pp in divisors(world // each):
             dp = world // (each * pp)
+            if not (self.pinned("pp", pp) and self.pinned("dp", dp)):
+                continue
+            if gbs % dp:
+                self.log.add("GBS_MOD_MBSDP", "gbs % (mbs·dp) = 0", gbs=gbs, dp=dp)
+                continue
             by_pp = replace(by_cp, pp=pp, dp=dp)
-            if not (self.pinned("pp", pp) and self.pinned("dp", dp) and self.legal(by_pp, ("pp", "dp"))):
+            if not self.legal(by_pp, ("pp", "dp")):
                 continue
             for ep, etp in self.expert_degrees(by_pp):
                 by_experts = replace(by_pp, ep=ep, etp=etp)
@@ -285,30 +360,34 @@ class _Builder:
         layers = facts.num_layers or 0
         available = [schedule for schedule in SCHEDULES if schedule in self.runtime.schedules]
         if pp == 1:
-            plain = next((s for s in available if s is not Schedule.INTERLEAVED), Schedule.ONE_F_ONE_B)
+            plain = next((s for s in available if s in (Schedule.ONE_F_ONE_B, Schedule.GPIPE)), Schedule.ONE_F_ONE_B)
             if self.pinned("vpp", 1):
                 yield self.pinned_schedule_without_pipeline(plain), 1
             return
         for schedule in available:
             if not self.pinned("schedule", schedule):
                 continue
-            chunks = (
-                [v for v in divisors(layers // pp) if v > 1]
-                if schedule is Schedule.INTERLEAVED and layers % pp == 0
-                else [1]
-            )
-            if schedule is Schedule.INTERLEAVED and (layers % pp or not chunks):
+            counts = chunk_counts(schedule, layers, pp)
+            if not counts:
                 self.log.add(
-                    "equal chunks", "interleaved: as many layers in every virtual stage", num_layers=layers, pp=pp
+                    "virtual stages", f"{schedule}: more than one layer on each device", num_layers=layers, pp=pp
                 )
-                continue
-            for vpp in chunks:
-                if vpp == 1 and not self.runtime.uneven_stages and layers % pp:
-                    self.log.add("equal stages", "the runtime cannot split layers unevenly", num_layers=layers, pp=pp)
+            for vpp in counts:
+                if not self.fills(schedule, layers, pp, vpp):
                     continue
                 by_schedule = replace(facts, schedule=schedule, vpp=vpp)
                 if self.pinned("vpp", vpp) and self.legal(by_schedule, ("schedule", "vpp")):
                     yield schedule, vpp
+
+    def fills(self, schedule: Schedule, layers: int, pp: int, vpp: int) -> bool:
+        """Whether there are blocks for all virtual stages, evenly where the runtime cannot do otherwise; counted where not."""
+        if layers + 2 < pp * vpp:
+            self.log.add("blocks", "each virtual stage holds a block", num_layers=layers, pp=pp, vpp=vpp)
+            return False
+        if layers % (pp * vpp) and not self.runtime.uneven_stages:
+            self.log.add("equal stages", "the runtime cannot split layers unevenly", num_layers=layers, pp=pp, vpp=vpp)
+            return False
+        return True
 
     def pinned_schedule_without_pipeline(self, plain: Schedule) -> Schedule:
         """With pp = 1 every schedule is plain accumulation, so a pin on it names what is written down."""
@@ -318,9 +397,6 @@ class _Builder:
     def add_batches(self, facts: Facts, schedule: Schedule, vpp: int) -> None:
         """All micro-batch sizes and options of one pipeline."""
         dp, pp, gbs = facts.dp or 1, facts.pp or 1, facts.gbs or 1
-        if gbs % dp:
-            self.log.add("GBS_MOD_MBSDP", "gbs % (mbs·dp) = 0", gbs=gbs, dp=dp)
-            return
         each = gbs // dp
         # a pin may ask for more than the search offers
         pinned = "mbs" in self.pins.fields
@@ -361,7 +437,8 @@ class _Builder:
     def options_of(self, facts: Facts) -> list[tuple[int, int, int, Gather]]:
         """(dp_replicate, dp_shard, zero, gather) of a data-parallel degree."""
         dp, pipeline, context = facts.dp or 1, (facts.pp or 1) > 1, (facts.cp or 1) > 1
-        if (dp, pipeline, context) not in self.options:
+        key = (dp, pipeline, context, Schedule(facts.schedule or Schedule.ONE_F_ONE_B))
+        if key not in self.options:
             found = []
             for zero in self.runtime.zero_levels_with_pp if pipeline else self.runtime.zero_levels:
                 shards = [1] if zero == 0 else [shard for shard in divisors(dp) if shard > 1 or context]
@@ -373,8 +450,8 @@ class _Builder:
                         by_option, ("zero", "gather", "dp_shard", "dp_replicate")
                     ):
                         found.append((dp // shard, shard, zero, gather))
-            self.options[dp, pipeline, context] = found
-        return self.options[dp, pipeline, context]
+            self.options[key] = found
+        return self.options[key]
 
     def add_extra(self, layout: Layout) -> None:
         """One layout that must be in the space."""
@@ -383,6 +460,15 @@ class _Builder:
             return
         key = (layout.dp, *row[2:9], layout.schedule)
         self.rows.append((*row, self.families.setdefault(key, len(self.families))))
+
+
+def chunk_counts(schedule: Schedule, num_layers: int, pp: int) -> list[int]:
+    """Virtual stages on each device that a schedule can have: 2 in a V, what divides a device's layers in a loop, else 1."""
+    if schedule in V_PLACED:
+        return [2]
+    if schedule in (Schedule.GPIPE, Schedule.ONE_F_ONE_B):
+        return [1]
+    return [chunks for chunks in divisors(max(1, num_layers // pp)) if chunks > 1]
 
 
 def _nothing_legal(builder: _Builder, kinds: Sequence[str]) -> InfeasibleError | InputError:
@@ -421,7 +507,8 @@ def _restrictions(runtime: Runtime, pins: Pins, worlds: Sequence[int], cluster: 
     told = [
         "a stage's replicas on two GPU types, unequal micro-batch shares, and tp per stage are never in the space",
         "rank order: tp, cp, dp_shard, dp_replicate, pp from the inside out",
-        "interleaved: as many layers in every virtual stage, embedding in the first, head in the last, and at least pp micro-batches",
+        "interleaved: at least pp micro-batches; with as many layers in every virtual stage J is its formula, embedding in the first, head in the last",
+        "further schedules, and virtual stages of unequal layers: the balanced split and the one with embedding's and head's stage a layer lighter, one kind of recompute everywhere; J is their simulated time",
         "recompute serves memory alone: a device that fits without it has none, to hide synchronisation behind it is no reason",
     ]
     if not runtime.context_parallel:
@@ -439,9 +526,6 @@ def _restrictions(runtime: Runtime, pins: Pins, worlds: Sequence[int], cluster: 
     missing = [schedule.value for schedule in SCHEDULES if schedule not in runtime.schedules]
     if missing:
         told.append(f"runtime {runtime.name} has no schedule {', '.join(missing)}")
-    unsearched = [schedule.value for schedule in runtime.schedules if schedule not in SCHEDULES]
-    if unsearched:
-        told.append(f"schedules that are not searched yet: {', '.join(unsearched)}")
     if not runtime.uneven_stages:
         told.append(f"runtime {runtime.name}: as many layers on every stage (no way is known to split them unevenly)")
     levels = [zero for zero in (1, 2, 3) if zero not in runtime.zero_levels]

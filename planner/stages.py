@@ -79,6 +79,22 @@ class StageColumns:
         return StageColumns(**{entry.name: getattr(self, entry.name)[chosen] for entry in fields(self)})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Played:
+    """The one plan of a cell whose schedule has no formula: its simulated time is its J."""
+
+    objective_s: float
+    """S."""
+    lower_bound_s: float
+    """R."""
+    devices: IntArray
+    """(S,) the device of each virtual stage."""
+    waiting_bytes: FloatArray
+    """(S,) kept of each micro-batch between the two pieces of its backward pass."""
+    held: tuple[tuple[tuple[int, ...], ...], ...]
+    """Of each device, its maximal vectors of micro-batches before their backward pass, and between its pieces."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CellProblem:
     """One cell θ with its columns: all that the choice needs to know of it. Numbers only."""
@@ -93,14 +109,23 @@ class CellProblem:
     """Sorted by stage, then first, then last block."""
     in_flight: tuple[tuple[tuple[int, ...], ...], ...]
     """Of each device, its maximal in-flight vectors over its virtual stages in ascending order."""
-    memory_limit_bytes: float
-    """What a device may use."""
+    memory_limit_bytes: float | FloatArray
+    """What a device may use; (pp,) where devices differ."""
     bound_s: float = 0.0
     """No plan of the cell has a smaller J, by the closed formula."""
     least_total_s: float = 0.0
     """T: no plan of the cell has a smaller Σ t."""
     heaviest_s: float = math.inf
     """Plans with a device of more load than this are not asked for, and their columns may be missing."""
+    played: "Played | None" = None
+    """The cell has one plan, all its columns, whose time is known by playing it."""
+    pools: tuple[int, ...] = ()
+    """Of each device, the number of its pool; empty where the cluster has one."""
+
+    @cached_property
+    def limits_bytes(self) -> FloatArray:
+        """(pp,) what each device may use."""
+        return np.broadcast_to(np.asarray(self.memory_limit_bytes, dtype=np.float64), (self.layout.pp,))
 
     @cached_property
     def pipeline(self) -> Pipeline:
@@ -151,10 +176,14 @@ class CellProblem:
 
     def objective_s(self, picks: Sequence[int] | IntArray) -> float:
         """J of these picks."""
+        if self.played is not None:
+            return self.played.objective_s
         return objective_s(self.pipeline, self.times(picks, played=False))
 
     def lower_bound_s(self, picks: Sequence[int] | IntArray) -> float:
         """R of these picks."""
+        if self.played is not None:
+            return self.played.lower_bound_s
         return lower_bound_s(self.pipeline, self.times(picks))
 
 
@@ -170,7 +199,7 @@ def fits_alone(cell: CellProblem) -> np.ndarray:
     columns = cell.columns
     most = np.array([max(vector[0] for vector in vectors) for vectors in cell.in_flight])
     used = columns.state_bytes + most[columns.stage] * columns.activation_bytes
-    return np.asarray(used <= cell.memory_limit_bytes)
+    return np.asarray(used <= cell.limits_bytes[columns.stage])
 
 
 def undominated(keys: Sequence[np.ndarray], values: Sequence[np.ndarray]) -> IntArray:
@@ -246,21 +275,23 @@ def chunk_spans(num_layers: int, num_stages: int) -> Spans:
     return Spans(stage=stage, first=first, last=last)
 
 
-def free_spans(block_s: FloatArray, num_stages: int, heaviest_s: float) -> Spans:
+def free_spans(
+    block_s: FloatArray, num_stages: int, heaviest_s: float, of_stage: Sequence[int] | None = None
+) -> Spans:
     """Every span that takes at most `heaviest_s` and lies on a chain of such spans from the first block to the last.
 
-    block_s: (K,) a lower bound on the load of each block. Spans that no chain can use are left out: stage s begins no later
-    than s spans can reach, and ends where the spans after it still reach the end.
+    block_s: (K,) a lower bound on the load of each block, or (rows, K) with the row of each stage in `of_stage`. Spans that no
+    chain can use are left out: stage s begins no later than s spans can reach, and ends where the spans after it still reach
+    the end.
     """
-    num_blocks = len(block_s)
-    done = np.append(0.0, np.cumsum(block_s))
-    limit = heaviest_s * (1 + EXACT)
-    # furthest node from each node in one span, and the nearest node from which one span reaches each node
-    furthest = np.minimum(np.searchsorted(done, done + limit, side="right") - 1, num_blocks)
-    nearest = np.searchsorted(done, done - limit, side="left")
+    rows = np.atleast_2d(block_s)
+    num_blocks = rows.shape[1]
+    reach = [_reach(row, heaviest_s * (1 + EXACT)) for row in rows]
+    of_stage = [0] * num_stages if of_stage is None else of_stage
     most, least = np.empty(num_stages + 1, dtype=np.intp), np.empty(num_stages + 1, dtype=np.intp)
     most[0], least[num_stages] = 0, num_blocks
     for stage in range(num_stages):
+        furthest, nearest = reach[of_stage[stage]][0], reach[of_stage[num_stages - 1 - stage]][1]
         most[stage + 1] = min(furthest[most[stage]], num_blocks - (num_stages - 1 - stage))
         least[num_stages - 1 - stage] = max(nearest[least[num_stages - stage]], num_stages - 1 - stage)
     least[0], most[num_stages] = max(least[0], 0), most[num_stages]
@@ -271,7 +302,7 @@ def free_spans(block_s: FloatArray, num_stages: int, heaviest_s: float) -> Spans
     for stage in range(num_stages):
         begin = np.arange(least[stage], most[stage] + 1)
         low = np.maximum(begin + 1, least[stage + 1])
-        high = np.minimum(furthest[begin], most[stage + 1])
+        high = np.minimum(reach[of_stage[stage]][0][begin], most[stage + 1])
         counts = np.maximum(high - low + 1, 0)
         first = np.repeat(begin, counts)
         offset = np.arange(len(first)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -279,6 +310,13 @@ def free_spans(block_s: FloatArray, num_stages: int, heaviest_s: float) -> Spans
         firsts.append(first)
         lasts.append(np.repeat(low, counts) + offset - 1)
     return Spans(stage=np.concatenate(stages), first=np.concatenate(firsts), last=np.concatenate(lasts))
+
+
+def _reach(block_s: FloatArray, limit_s: float) -> tuple[IntArray, IntArray]:
+    """(K+1,) the furthest node from each node in one span, and the nearest node from which one span reaches each node."""
+    done = np.append(0.0, np.cumsum(block_s))
+    furthest = np.minimum(np.searchsorted(done, done + limit_s, side="right") - 1, len(block_s))
+    return furthest, np.searchsorted(done, done - limit_s, side="left")
 
 
 @lru_cache(maxsize=1024)

@@ -7,7 +7,8 @@ Sets
     n        maximal in-flight vectors q of a device (v > 1; with v = 1 a column that does not fit does not exist)
 
 Data, of one column: t load of a micro-batch, f and b its forward and backward, tail, w state bytes, a activation bytes;
-of one cell: M bytes of a device, J̲ its closed bound. Time is counted in units of the incumbent's J, memory in units of M.
+of one cell: M_p bytes of device p (its pool's), J̲ its closed bound. Time is counted in units of the incumbent's J, memory in
+units of M_p. A cell fixes the pool of each device, so prices of columns are those of their pool.
 
 Variables
     x_θ ∈ {0,1}          the cell is chosen
@@ -15,6 +16,7 @@ Variables
     σ_θ ≥ 0              (m - 1/v) τ_θ: what the fullest device costs between the first and the last micro-batch
     σF_θ, σB_θ ≥ 0       the same for forward and backward apart, with gpipe, in place of σ_θ
     κ_θ ≥ 0              the longest tail of a device
+    A cell whose schedule has no formula has one plan, whose simulated time S_θ is its J: x_θ alone, with the coefficient S_θ.
 
 minimise J = Σ_θ [ σ_θ + (1/v) Σ_c t_c λ_{θ,c} + κ_θ ]          gpipe: σF_θ + σB_θ in place of σ_θ
 
@@ -25,7 +27,7 @@ subject to      one function each below; a row is named family[index]
     finish      the last virtual stage ends at block K, in the chosen cell
     load        no device has more load than τ                   (gpipe: load_forward, load_backward)
     tail        no device has a longer tail than κ
-    memory      no device holds more than M, at any moment       (v > 1)
+    memory      no device holds more than its M_p, at any moment       (v > 1)
     floor       J of a cell is at least its closed bound: implied by the others, and what lets the solver prove quickly
 
 Σ_c of one virtual stage of λ is x_θ by start and flow, so every column of a cell that is not chosen is 0.
@@ -52,8 +54,8 @@ class CellVariables:
     """λ, one per column."""
     steady: tuple[int, ...]
     """σ, or σF and σB."""
-    tail: int
-    """κ"""
+    tail: int | None
+    """κ; None where the cell was played"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +70,8 @@ class Formulation:
     def read(self, values: Sequence[float]) -> tuple[CellProblem, IntArray]:
         """The chosen cell and its picks, of a point that satisfies every row."""
         (entry,) = (entry for entry in self.cells if values[entry.chosen] > 0.5)
+        if entry.cell.played is not None:
+            return entry.cell, np.arange(len(entry.cell.columns))
         taken = np.flatnonzero(np.asarray(values[entry.columns.start : entry.columns.stop]) > 0.5)
         return entry.cell, taken
 
@@ -76,6 +80,8 @@ class Formulation:
         values = [0.0] * len(self.program.names)
         (entry,) = (entry for entry in self.cells if entry.cell is cell)
         values[entry.chosen] = 1.0
+        if entry.tail is None:
+            return values
         for pick in picks:
             values[entry.columns[int(pick)]] = 1.0
         for variable, seconds in zip(entry.steady, _loads(cell), strict=True):
@@ -102,16 +108,19 @@ def formulate(cells: Sequence[CellProblem], *, unit_s: float) -> Formulation:
     entries = tuple(_variables(program, cell, unit_s) for cell in cells)
     program.rows.append(choice(entries))
     for entry in entries:
-        for family in (path, load, tail, memory, floor):
+        for family in (path, load, tail, memory, floor) if entry.cell.played is None else ():
             program.rows.extend(family(entry, unit_s))
     return Formulation(program=program, cells=entries, unit_s=unit_s)
 
 
 def _variables(program: Program, cell: CellProblem, unit_s: float) -> CellVariables:
-    """Adds x, λ, σ and κ of a cell, with their parts of the objective."""
+    """Adds x, λ, σ and κ of a cell, with their parts of the objective; of a cell that was played x alone, at its S."""
     theta = cell.index
-    chosen = program.add_variable(f"x[{theta}]", binary=True)
+    constant = 0.0 if cell.played is None else cell.played.objective_s / unit_s
+    chosen = program.add_variable(f"x[{theta}]", objective=constant, binary=True)
     begin = len(program.names)
+    if cell.played is not None:
+        return CellVariables(cell=cell, chosen=chosen, columns=range(begin, begin), steady=(), tail=None)
     for number, seconds in enumerate((cell.columns.load_s / (cell.layout.vpp * unit_s)).tolist()):
         program.add_variable(f"lambda[{theta},{number}]", objective=seconds, binary=True)
     names = ("sigma_forward", "sigma_backward") if cell.two_loads else ("sigma",)
@@ -173,6 +182,7 @@ def load(entry: CellVariables, unit_s: float) -> Iterator[Row]:
 
 def tail(entry: CellVariables, unit_s: float) -> Iterator[Row]:
     """Σ_{s∈Π(p)} Σ_c tail_c λ_{s,c} ≤ κ  ∀ p."""
+    assert entry.tail is not None
     yield from _below(entry, "tail", entry.cell.columns.tail_s / unit_s, entry.tail)
 
 
@@ -196,7 +206,7 @@ def _columns_of(cell: CellProblem, device: int) -> list[int]:
 
 
 def memory(entry: CellVariables, unit_s: float) -> Iterator[Row]:
-    """Σ_{s∈Π(p)} Σ_c (w_c + q_s a_c) λ_{s,c} ≤ M x  ∀ p and maximal in-flight vector q of p (v > 1)."""
+    """Σ_{s∈Π(p)} Σ_c (w_c + q_s a_c) λ_{s,c} ≤ M_p x  ∀ p and maximal in-flight vector q of p (v > 1)."""
     cell = entry.cell
     if cell.layout.vpp == 1:
         return
@@ -209,7 +219,7 @@ def memory(entry: CellVariables, unit_s: float) -> Iterator[Row]:
             yield Row(
                 name=f"memory[{cell.index},{device},{n}]",
                 variables=[*(entry.columns[number] for number in numbers), entry.chosen],
-                coefficients=[*(used / cell.memory_limit_bytes).tolist(), -1.0],
+                coefficients=[*(used / cell.limits_bytes[device]).tolist(), -1.0],
                 sense=Sense.AT_MOST,
                 constant=0.0,
                 soft=True,
@@ -219,7 +229,7 @@ def memory(entry: CellVariables, unit_s: float) -> Iterator[Row]:
 def floor(entry: CellVariables, unit_s: float) -> Iterator[Row]:
     """σ + (1/v) Σ_c t_c λ_c + κ ≥ J̲ x."""
     cell = entry.cell
-    if cell.bound_s <= 0:
+    if cell.bound_s <= 0 or entry.tail is None:
         return
     yield Row(
         name=f"floor[{cell.index}]",

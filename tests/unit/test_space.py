@@ -50,7 +50,7 @@ def test_no_gpu_is_idle_and_the_batch_is_whole(num_gpus: int) -> None:
     chunked = cells.schedule == Schedule.INTERLEAVED
     assert (cells.vpp[chunked] > 1).all()
     assert (cells.vpp[~chunked] == 1).all()
-    assert (LLAMA.num_layers % (cells.vpp * cells.pp)[chunked] == 0).all()
+    assert (LLAMA.num_layers + 2 >= (cells.vpp * cells.pp)[chunked]).all()
     layouts = {str(cells.layout(index)) for index in range(len(space))}
     assert len(layouts) == len(space)
     for index in range(0, len(space), max(1, len(space) // 50)):
@@ -228,6 +228,8 @@ def test_pruned_columns_and_closed_bounds_against_everything(
     roomy = tiny(num_gpus, num_layers=num_layers, moe=moe)
     compared = tight = 0
     for index in range(0, len(roomy.space), 5 if moe is None else 31):
+        if roomy.bounds.played[index]:
+            continue  # test_played.py
         whole = every_column(replace(roomy, memory_limit_bytes=np.inf), index)
         peaks = {picks: _peak(whole, picks) for picks in plans(whole)}
         plain = min(peak for picks, peak in peaks.items() if not _recomputed(whole, picks))
@@ -310,5 +312,8 @@ def test_cells_that_the_search_leaves_closed_hold_no_better_plan(num_gpus: int, 
     assert len(closed) > 10
     for index in closed:
         limit_s = min(choice.limit_s, best_of_family.get(int(priced.families[index]), np.inf))
-        best = best_plan([replace(every_column(priced, index), memory_limit_bytes=priced.memory_limit_bytes)])
+        cell = priced.cell(index, np.inf)
+        if cell.played is None:
+            cell = replace(every_column(priced, index), memory_limit_bytes=priced.memory_limit_bytes)
+        best = best_plan([cell])
         assert best is None or best.objective_s >= limit_s * (1 - 1e-9)
