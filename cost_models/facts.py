@@ -46,6 +46,8 @@ class Facts:
     """Devices of one fast domain, which may be more than a node."""
     device_bytes: int | None = None
     """Memory of a device."""
+    device_precisions: tuple[str, ...] | None = None
+    """Formats of matrix products that the device has."""
     host_bytes: int | None = None
     """Memory of a node's host."""
     dp: int | None = None

@@ -10,7 +10,7 @@ dp·mbs·microbatches), STAGES_GT_BLOCKS (each virtual stage holds a block). Fur
 nobody has read the framework: KV_REPLICAS_MOD_TP (copied heads come out whole), FFN_MOD_TP, MOE_FFN_MOD_ETP,
 HEADS_MOD_ULYSSES, MICROBATCHES_MOD_ROUNDS (torch's interleaved schedule), SCHEDULE_VPP (virtual stages that the schedule
 needs), VPP_NEEDS_PP, ZB_WITH_SHARDING (silently wrong gradients), GATHER_WITH_ZERO, ZERO_UNSUPPORTED, CP_UNSUPPORTED,
-EP_UNSUPPORTED, SCHEDULE_UNSUPPORTED, RECOMPUTE_UNKNOWN, RECOMPUTE_WITHOUT_PART.
+EP_UNSUPPORTED, SCHEDULE_UNSUPPORTED, RECOMPUTE_UNKNOWN, RECOMPUTE_WITHOUT_PART, PRECISION_UNSUPPORTED.
 """
 
 import math
@@ -45,7 +45,10 @@ from cost_models.law_terms import (
     vocab_step,
     where,
 )
-from cost_models.records import SPLIT_BACKWARD, Schedule, Severity
+from cost_models.records import SPLIT_BACKWARD, Precision, Schedule, Severity
+
+_NARROW = [precision.value for precision in Precision if precision.is_narrow]
+"""Formats that no device without them stands in for; 16 bits are widened where they must."""
 
 LAWS: tuple[Law, ...] = (
     Law(
@@ -472,6 +475,19 @@ LAWS: tuple[Law, ...] = (
         void=lambda f: f.recompute is None,
         says=lambda f, r: f"recompute={f.recompute}, but the model has no {' and no '.join(parts_without(f))}",
         offer=offer("leave that module out"),
+    ),
+    Law(
+        code="PRECISION_UNSUPPORTED",
+        statement="the device multiplies in the narrow format",
+        operands=("precision",),
+        optional=("device_precisions",),
+        predicate=lambda f, r: f.device_precisions is None or f.precision in f.device_precisions,
+        void=lambda f: f.precision not in _NARROW,
+        says=lambda f, r: (
+            f"precision={f.precision} is not one of the device, which has {', '.join(f.device_precisions or ())}"
+        ),
+        legal_more=lambda f, r: {"precision": list(f.device_precisions or ())},
+        offer=offer("take one of these, or another device"),
     ),
     Law(
         code="TP_SPANS_NODES",

@@ -75,7 +75,11 @@ def finding(law: Law, facts: Facts, runtime: Runtime) -> Finding:
         code=law.code,
         severity=law.severity_of(runtime),
         message="; ".join(part for part in parts if part),
-        values={name: value for name, value in known.items() if value is not None},
+        values={
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in known.items()
+            if value is not None
+        },
         legal=legal,
     )
 

@@ -63,6 +63,7 @@ def facts_of(request: Request) -> Stated:
         seq=_count(request.workload, "seq", request.source),
         gbs=_count(request.workload, "gbs", request.source),
         precision=precision,
+        device_precisions=_precisions(request),
     )
     return Stated(facts=_with_layout(facts, request, runtime, notes), runtime=runtime, model=model, notes=tuple(notes))
 
@@ -76,6 +77,14 @@ def _precision(request: Request, runtime: Runtime, notes: list[str]) -> str:
     if device is not None and precision is not Precision.BF16:
         notes.append(f"workload.precision: not stated, judged as {precision}: {device.name} has no bf16")
     return precision.value
+
+
+def _precisions(request: Request) -> tuple[str, ...] | None:
+    """Formats of matrix products that the device has, where the table or a file knows it."""
+    device = _device(request)
+    if device is None:
+        return None
+    return tuple(one.value for one in Precision if one.value in {*device.matmul_flops_per_s, *device.peak_flops_per_s})
 
 
 def _device(request: Request) -> Device | None:

@@ -1,5 +1,6 @@
 """What `check` found, as people read it: the verdict first, then findings by severity, what would be better, what was not judged."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,9 @@ _WORDS = {
     Verdict.NO: "it cannot run as it is",
 }
 """What the verdict of a check means."""
+
+_NAMES = re.compile(r", (?![^(]*\))")
+"""Between names, but not inside brackets."""
 
 _MOST_LEGAL = 16
 """Legal values listed; the document holds them all."""
@@ -30,10 +34,23 @@ def check_text(document: Mapping[str, Any]) -> str:
     if predicted:
         blocks.append(_predicted(predicted))
     blocks.append(_better(document.get("better")))
-    unchecked = document.get("unchecked") or []
+    unchecked = _unchecked(document.get("unchecked") or [])
     if unchecked:
         blocks.append("\n".join(row("unchecked" if i == 0 else "", text) for i, text in enumerate(unchecked)))
     return "\n\n".join(block for block in blocks if block)
+
+
+_MOST_UNCHECKED = 8
+"""Laws without an operand that have a line each; more of them share one."""
+
+
+def _unchecked(texts: Sequence[str]) -> list[str]:
+    unstated = [text for text in texts if ": not stated: " in text and text.split(":")[0].isupper()]
+    if len(unstated) <= _MOST_UNCHECKED:
+        return list(texts)
+    wanted = dict.fromkeys(name for text in unstated for name in _NAMES.split(text.split(": not stated: ")[1]))
+    first = f"{len(unstated)} laws, which `--json` names, for want of {', '.join(wanted)}"
+    return [first, *(text for text in texts if text not in unstated)]
 
 
 def _counts(findings: Sequence[Mapping[str, Any]]) -> str:

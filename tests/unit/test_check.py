@@ -283,3 +283,12 @@ def test_an_unstated_etp_is_the_runtimes(ep):
     said, unsaid = ({"tp": 2, "dp": 4, "ep": ep, "zero": 1, **etp} for etp in ({"etp": 2}, {}))
     assert states(said, model=EXPERTS) == states(unsaid, model=EXPERTS)
     assert not any("etp" in str(one) for one in check(request(unsaid, model=EXPERTS))["unchecked"])
+
+
+def test_a_precision_that_the_device_has_not():
+    found = check(request("dp8", precision="fp8"))["findings"]
+    assert next(one for one in found if one["code"] == "PRECISION_UNSUPPORTED")["legal"] == {
+        "precision": ["fp32", "bf16", "fp16"]
+    }
+    for gpu, precision in (("A100-80G", "bf16"), ("H100-80G", "fp8"), ("B200-180G", "nvfp4"), ("V100-32G", "bf16")):
+        assert "PRECISION_UNSUPPORTED" not in codes(request("dp8", gpu=gpu, precision=precision)), (gpu, precision)

@@ -162,6 +162,7 @@ RARELY_BROKEN = (
     Facts(num_micro_batches=3, pp=4, vpp=1, schedule=Schedule.ONE_F_ONE_B),
     Facts(ep=2),
     Facts(recompute="mla_up_proj", latent_attention=False),
+    Facts(precision="fp8", device_precisions=("bf16",)),
 )
 
 

@@ -603,3 +603,18 @@ def test_many_virtual_stages_have_a_line_a_device() -> None:
     assert any(line.startswith("0       full ") and "embedding, layers 1, 3, 5" in line for line in many)
     assert any("layers 2, 4, 6" in line for line in many)
     assert any("of its 50 virtual stages" in line for line in many)
+
+
+def test_many_laws_that_were_not_judged_share_a_line() -> None:
+    texts = [f"LAW_{letter}: not stated: tp, states (a, b)" for letter in "ABCDEFGHI"]
+    document = {
+        "verdict": "ok",
+        "findings": [],
+        "predicted": None,
+        "better": None,
+        "unchecked": [*texts, "runtime: odd"],
+    }
+    lines = check_text(document).splitlines()
+    assert lines[-2] == "unchecked  9 laws, which `--json` names, for want of tp, states (a, b)"
+    assert lines[-1].strip() == "runtime: odd"
+    assert "LAW_A" in check_text({**document, "unchecked": texts[:8]})
