@@ -1,12 +1,12 @@
 """A question with one thing changed: what people may give up or add where nothing fits."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from cost_models.problem import Problem
-from cost_models.records import Cluster
+from cost_models.records import Cluster, NodeKind
 from planner.readers.pins import Pins
 
 
@@ -50,9 +50,12 @@ class Question:
 
     def with_device_memory(self, num_bytes: int) -> "Question":
         """The same GPUs with another memory each."""
-        pool = self.problem.cluster.pools[0]
-        kind = replace(pool.kind, device=replace(pool.kind.device, memory_bytes=num_bytes))
-        cluster = replace(self.problem.cluster, pools=(replace(pool, kind=kind),))
+        return self.with_kinds(lambda kind: replace(kind, device=replace(kind.device, memory_bytes=num_bytes)))
+
+    def with_kinds(self, change: Callable[[NodeKind], NodeKind]) -> "Question":
+        """As many nodes, each kind changed."""
+        pools = tuple(replace(pool, kind=change(pool.kind)) for pool in self.problem.cluster.pools)
+        cluster = replace(self.problem.cluster, pools=pools)
         return replace(self, problem=replace(self.problem, cluster=cluster))
 
     def with_workload(self, **changed: int) -> "Question":

@@ -5,11 +5,12 @@ A gain is of tokens/s. Where the plan itself stays possible under a change, it i
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from cost_models.memory import memory_upper, usable_bytes
 from cost_models.peaks import memory_report
-from cost_models.records import Calibration, Decision, Link, Plan, Prediction
+from cost_models.records import Calibration, Decision, Link, NodeKind, Plan, Prediction
 from cost_models.units import GIB
 from planner.changes import Question
 from planner.choose import choose
@@ -86,10 +87,11 @@ def _relaxations(question: Question, decision: Decision) -> Iterator[_Relaxation
     have = problem.cluster.pools[0].kind.device.memory_bytes
     for factor in _MEMORY_FACTORS:
         more = f"{factor - 1:+.0%} memory in each GPU" if factor <= 2 else "memory without end"
-        words = f"{more} ({have * factor / GIB:.0f} GiB)" if factor <= 2 else more
+        alone = len(problem.cluster.pools) == 1
+        words = f"{more} ({have * factor / GIB:.0f} GiB)" if factor <= 2 and alone else more
         yield _Relaxation(
             limit="memory", words=words, factor=factor, keeps_plan=True,
-            question=question.with_device_memory(round(have * factor)),
+            question=question.with_kinds(partial(_more_memory, factor=factor)),
         )  # fmt: skip
     for times in _BATCH_FACTORS:
         gbs = problem.workload.gbs * times
@@ -103,12 +105,12 @@ def _relaxations(question: Question, decision: Decision) -> Iterator[_Relaxation
         words=f"matrix products {_RATE_FACTOR:g} times as fast",
         factor=_RATE_FACTOR,
         keeps_plan=True,
-        question=_faster_device(question),
+        question=question.with_kinds(_faster_device),
     )
     if decision.layout.world > 1 and kind.gpus_per_node > 1:
-        yield _links(question, "links in a node", intra=_faster(kind.intra))
+        yield _links(question, "intra")
     if decision.layout.world > kind.gpus_per_node:
-        yield _links(question, "links between nodes", nic=_faster(kind.nic))
+        yield _links(question, "nic")
     for pin in question.pins.pins:
         yield _Relaxation(
             limit="pin",
@@ -119,26 +121,26 @@ def _relaxations(question: Question, decision: Decision) -> Iterator[_Relaxation
         )
 
 
+def _more_memory(kind: NodeKind, factor: float) -> NodeKind:
+    return replace(kind, device=replace(kind.device, memory_bytes=round(kind.device.memory_bytes * factor)))
+
+
 def _faster(link: Link) -> Link:
     return replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * _RATE_FACTOR)
 
 
-def _faster_device(question: Question) -> Question:
-    pool = question.problem.cluster.pools[0]
-    device = pool.kind.device
+def _faster_device(kind: NodeKind) -> NodeKind:
     rates = {
-        name: {precision: rate * _RATE_FACTOR for precision, rate in getattr(device, name).items()}
+        name: {precision: rate * _RATE_FACTOR for precision, rate in getattr(kind.device, name).items()}
         for name in ("peak_flops_per_s", "matmul_flops_per_s")
     }
-    kind = replace(pool.kind, device=replace(device, **rates))  # type: ignore[arg-type]
-    cluster = replace(question.problem.cluster, pools=(replace(pool, kind=kind),))
-    return replace(question, problem=replace(question.problem, cluster=cluster))
+    return replace(kind, device=replace(kind.device, **rates))  # type: ignore[arg-type]
 
 
-def _links(question: Question, limit: str, **links: Link) -> _Relaxation:
-    pool = question.problem.cluster.pools[0]
-    cluster = replace(question.problem.cluster, pools=(replace(pool, kind=replace(pool.kind, **links)),))  # type: ignore[arg-type]
-    changed = replace(question, problem=replace(question.problem, cluster=cluster))
+def _links(question: Question, name: str) -> _Relaxation:
+    """Links of every kind of node: `intra` in a node, `nic` between nodes."""
+    limit = {"intra": "links in a node", "nic": "links between nodes"}[name]
+    changed = question.with_kinds(lambda kind: replace(kind, **{name: _faster(getattr(kind, name))}))  # type: ignore[arg-type]
     return _Relaxation(
         limit=limit,
         words=f"{limit} {_RATE_FACTOR:g} times as fast",
