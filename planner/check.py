@@ -281,7 +281,9 @@ def _block(model: Model, block: int, pp: int) -> tuple[float, float]:
     kind = model.block_kind(block)
     if kind is BlockKind.HEAD and model.tie_embeddings and pp > 1:
         return params + model.hidden * model.vocab, 0.0
-    expert = float(model.moe.num_experts * model.expert_params) if kind is BlockKind.MOE and model.moe else 0.0
+    expert = 0.0
+    if kind is BlockKind.MOE and model.moe:
+        expert = float(model.moe.num_experts * model.layer_kind(block).model.expert_params)
     return params - expert, expert
 
 

@@ -5,7 +5,7 @@ from dataclasses import fields
 from enum import StrEnum
 from typing import Any
 
-from cost_models.records import Gather, Model, Moe, Norm, Positions, Precision, Schedule
+from cost_models.records import Gather, LayerGroup, Model, Moe, Norm, Positions, Precision, Schedule
 from cost_models.records.layout_text import KEYS
 from cost_models.records.near_names import did_you_mean, near_names
 from planner.errors import InputError
@@ -35,6 +35,8 @@ ENVELOPE = frozenset(
 """Further keys of a document that describe the request and change nothing."""
 
 MODEL_KEYS = frozenset(field.name for field in fields(Model)) | {"num_params", "dims_source"}
+GROUP_KEYS = frozenset(field.name for field in fields(LayerGroup))
+"""Keys of each of a model's `layer_groups`."""
 MOE_KEYS = frozenset(field.name for field in fields(Moe)) | {"dense_layers"}
 CLUSTER_KEYS = frozenset(FACT_KEYS)
 WORKLOAD_KEYS = frozenset(("seq", "gbs", "precision", "optimizer", "mbs", "bytes"))

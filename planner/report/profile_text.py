@@ -49,7 +49,7 @@ def _block_lines(blocks: Sequence[Mapping[str, Any]]) -> list[str]:
         flops, attention = block["flops_per_token"], block["attention_flops_per_token"]
         rows.append(
             [
-                block["kind"],
+                " ".join(dict.fromkeys(filter(None, (block["kind"], block.get("name"))))),
                 f"{block['count']:,}",
                 f"{block['params']:,}",
                 billions(block["total_params"]),
