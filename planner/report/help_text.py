@@ -15,7 +15,7 @@ from planner.errors import InputError, MeshwrightError
 from planner.readers.clusters import cluster_names, node_kind
 from planner.readers.models import model_names, read_model
 from planner.readers.pins import Op
-from planner.readers.request_keys import SECTION_KEYS, SECTIONS
+from planner.readers.request_keys import GROUP_KEYS, SECTION_KEYS, SECTIONS
 from planner.readers.runtimes import read_runtime, runtime_names
 from planner.report.runs_text import columns_of_runs
 from planner.report.support_text import support_lines
@@ -163,6 +163,8 @@ def _requests() -> list[str]:
         lines.append(row(section, _SECTION_WORDS[section]))
         if section in SECTION_KEYS:
             lines.append(row("", f"keys: {', '.join(sorted(SECTION_KEYS[section]))}"))
+        if section == "model":
+            lines.append(row("", f"keys of each of layer_groups: {', '.join(sorted(GROUP_KEYS))}"))
     example = (
         '{"model": "llama3-8b", "cluster": "h100x64", "workload": {"seq": 8192, "gbs": 512}, '
         '"runtime": "torch", "layout": "tp4 pp2 dp8 zero2"}'
