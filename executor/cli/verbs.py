@@ -46,9 +46,12 @@ def plan(arguments: argparse.Namespace) -> Outcome:
 
 def _sweep(arguments: argparse.Namespace, request: "CompleteRequest") -> Outcome:
     """The plans of many sizes; `-o` draws a picture (.png) or writes the document."""
+    from planner.errors import InputError
     from planner.report.sweep_text import sweep_text
     from planner.sweep import sweep
 
+    if arguments.out is not None and not arguments.out.lower().endswith((".png", ".json")):
+        raise InputError(f"-o {arguments.out}: a sweep is drawn as FILE.png, or written as FILE.json")
     document = sweep(
         request,
         arguments.sweep,

@@ -241,6 +241,7 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (["gpus=8", "--price", "0"], 2, "--price 0"),
         (["gpus=8", "--price", "nan"], 2, "--price nan"),
         (["gpus=8", "--time-limit", "-1"], 2, "--time-limit -1"),
+        (["gpus=8", "-o", "sweep.svg"], 2, "drawn as FILE.png, or written as FILE.json"),
         (["gpus=8", "--time-limit", "0"], 4, "before the first plan of the sweep"),
         (["gpus=tp"], 2, "neither a whole number nor a range"),
         (["batch=7", "--pin", "tp=1, pp=1"], 1, "no plan at any size"),
