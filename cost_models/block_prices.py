@@ -71,6 +71,8 @@ class BlockPrices:
     """Looked-up rates of the device."""
     split: SplitPrices | None = None
     """The backward pass in two pieces; None where no cell's schedule splits it."""
+    between: Fabric | None = None
+    """What the exchange between first and last stage finds where these lie in unlike pools; None = one pool."""
 
     @cached_property
     def params(self) -> FloatArray:

@@ -468,7 +468,13 @@ def hop_s(fabric: Fabric, num_bytes: ArrayLike, stride: int, num_devices: int) -
     at once. With pp further in, positions repeat within one domain and these are the hops of the first of them.
     """
     position = np.arange(num_devices)
-    following = np.mod(position + 1, num_devices)
+    return hops_s(fabric, num_bytes, stride, position, np.mod(position + 1, num_devices))
+
+
+def hops_s(
+    fabric: Fabric, num_bytes: ArrayLike, stride: int, position: NDArray[np.int64], following: NDArray[np.int64]
+) -> FloatArray:
+    """As `hop_s`, from the pipeline devices `position` to those in `following`."""
     domain = fabric.domain_size
     stays = (position * stride // domain == following * stride // domain) & (
         ((position + 1) * stride - 1) // domain == ((following + 1) * stride - 1) // domain

@@ -27,6 +27,8 @@ def offload_s(problem: Problem, decision: Decision, devices: Sequence[DeviceMemo
     """(pp,) seconds beside the step without offloading; RecordError where the way to the host is not known."""
     if not problem.offload:
         return np.zeros(len(devices))
+    if len(problem.cluster.pools) > 1:
+        raise RecordError("offloading on a cluster of several kinds of nodes has no price yet")
     node = problem.cluster.pools[0].kind
     link = node.host_link
     if link is None:

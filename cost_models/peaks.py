@@ -80,6 +80,8 @@ def decision_columns(decision: Decision, recompute_kinds: tuple[str, ...]) -> Co
 
 def memory_report(problem: Problem, decision: Decision) -> tuple[DeviceMemory, ...]:
     """Expected bytes of each pipeline position at its peak: by kind, by phase, with the operation that makes the peak."""
+    if len(problem.cluster.pools) > 1:
+        return _on_pools(problem, decision)
     layout = decision.layout
     cells = Cells.of([layout], decision.ranks.order)
     columns = decision_columns(decision, problem.recompute_kinds)
@@ -112,6 +114,15 @@ def memory_report(problem: Problem, decision: Decision) -> tuple[DeviceMemory, .
             )
         )
     return tuple(found)
+
+
+def _on_pools(problem: Problem, decision: Decision) -> tuple[DeviceMemory, ...]:
+    """Each position as on its own pool."""
+    pools = {stage.device: stage.pool for stage in decision.stages}
+    if None in pools.values():
+        raise RecordError("the decision does not say in which pool of the cluster each stage lies (stages[].pool)")
+    reports = {pool: memory_report(problem.on_pool(pool), decision) for pool in {*pools.values()} if pool is not None}
+    return tuple(reports[pool][device] for device, pool in sorted(pools.items()) if pool is not None)
 
 
 def host_bytes_per_node(problem: Problem, devices: Sequence[DeviceMemory]) -> Mapping[str, float]:

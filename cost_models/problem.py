@@ -64,6 +64,10 @@ class Problem:
                 f"runtime {self.runtime.name!r} offloads no {unknown[0]!r} that is priced; known there: {known}"
             )
 
+    def on_pool(self, number: int) -> "Problem":
+        """The problem with one pool of the cluster alone; itself where there is no other."""
+        return self if len(self.cluster.pools) == 1 else replace(self, cluster=self.cluster.pool(number))
+
     @property
     def layer_kinds(self) -> tuple[LayerKind, ...]:
         """Unlike kinds of layers, in the order in which the model first has them."""

@@ -253,6 +253,7 @@ class Bounds:
 
     @cached_property
     def memory(self) -> CellMemory:
+        """What memory asks of each cell."""
         cells, prices, kinds = self.cells, self.prices, list(self.kinds)
         held = prices.memory
         params, per_param, per_routed = (

@@ -19,6 +19,7 @@ from planner.choose import Answer
 from planner.errors import InputError
 from planner.feasible import space_of
 from planner.incumbent import least_objective
+from planner.pooled import price
 from planner.priced import Priced
 from planner.readers.pins import parse_pins
 from planner.search import AGREEMENT, NOTHING_FITS
@@ -44,12 +45,12 @@ def certificate_of(answer: Answer) -> Certificate:
         simulated_s=choice.simulated_s,
         gap_simulated=choice.gap_simulated,
         least_bound_s=choice.least_bound_s,
-        least_bound_cell=str(cells.layout(choice.least_bound_cell)),
+        least_bound_cell=answer.priced.space.name(choice.least_bound_cell),
         num_cells=len(cells),
         limit_s=choice.limit_s,
         cells=tuple(
             Cell(
-                cell=str(cells.layout(verdict.index)),
+                cell=answer.priced.space.name(verdict.index),
                 bound_s=verdict.bound_s,
                 simulated_bound_s=verdict.simulated_bound_s,
                 objective_s=verdict.objective_s,
@@ -85,7 +86,7 @@ def derived_again(plan: Plan, calibration: Calibration | None = None) -> Mapping
     pins = parse_pins(plan.request.pin, plan.request.runtime.recompute_kinds)
     space = space_of(problem, pins, proof.worlds)
     again = _Again(
-        proof=proof, priced=Priced.of(problem, space, at_risk=proof.at_risk), bounds_s=np.empty(len(space)), known={}
+        proof=proof, priced=price(problem, space, at_risk=proof.at_risk), bounds_s=np.empty(len(space)), known={}
     )
     again.derive()
     document: dict[str, Any] = to_json(proof)
@@ -112,7 +113,7 @@ class _Again:
             self.bounds_s[some] = self.priced.bounds_below(self.proof.limit_s, some)
         told = {cell.cell: cell for cell in self.proof.cells}
         for index in every.tolist() if told else ():
-            cell = told.get(str(self.priced.layout(index)))
+            cell = told.get(self.priced.space.name(index))
             if cell is not None:
                 self.known[index] = cell
 
@@ -135,7 +136,7 @@ class _Again:
                 yield {**to_json(cell), "opened": True}
                 continue
             yield {
-                "cell": str(self.priced.layout(index)),
+                "cell": self.priced.space.name(index),
                 "bound_s": min(bound_s, max(limit_s, float(self.priced.objective_bounds_s[index]))),
                 "simulated_bound_s": float(simulated_s[index]),
                 "objective_s": None,
@@ -163,7 +164,7 @@ class _Again:
         closed_s = np.minimum(self.best_of_families(), proof.limit_s)
         closed_s[list(self.known)] = -np.inf
         for index in np.flatnonzero(self.bounds_s < closed_s * (1 - AGREEMENT)).tolist():
-            yield f"{self.priced.layout(index)} was left closed, but its bound is {self.bounds_s[index]:.6g} s"
+            yield f"{self.priced.space.name(index)} was left closed, but its bound is {self.bounds_s[index]:.6g} s"
         found = [objective for index, cell in self.known.items() for objective in self._solved(index, cell)]
         yield from (words for words in found if isinstance(words, str))
         least_s = min((one for one in found if isinstance(one, float)), default=np.inf)

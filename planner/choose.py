@@ -15,6 +15,7 @@ from planner.errors import InfeasibleError, InputError
 from planner.feasible import space_of
 from planner.incumbent import least_objective
 from planner.infeasible import nothing_fits, nothing_legal
+from planner.pooled import price
 from planner.priced import Priced
 from planner.readers.pins import Pins
 from planner.search import DELTA, SLACKS, Candidate, Choice, candidate, search
@@ -77,12 +78,12 @@ def choose(
     today, note = _current(problem, current)
     always = [today] if today is not None and current is not None and pins.allows(current) else []
     for at_risk in (False, True):
-        priced = Priced.of(problem, space, at_risk=at_risk)
+        priced = price(problem, space, at_risk=at_risk)
         try:
             choice = search(priced, delta=delta, time_limit_s=time_limit_s, solver=solver, always=always)
         except InfeasibleError:
             continue
-        handbook = priced if not pins.pins else Priced.of(problem, space_of(problem, Pins(), worlds), at_risk=at_risk)
+        handbook = priced if not pins.pins else price(problem, space_of(problem, Pins(), worlds), at_risk=at_risk)
         return Answer(
             problem=problem,
             priced=priced,
@@ -130,7 +131,7 @@ def _current(problem: Problem, layout: Layout | None) -> tuple[Candidate | None,
             worlds=(),
             extra=(replace(layout, recompute="none"),),
         )
-        priced = Priced.of(problem, replace(space, recompute_kinds=kinds), at_risk=True)
+        priced = price(problem, replace(space, recompute_kinds=kinds), at_risk=True)
         found = best_plan(priced, 0)
     except (RecordError, ValueError, InfeasibleError) as error:
         return None, str(error)
@@ -142,7 +143,7 @@ def _current(problem: Problem, layout: Layout | None) -> tuple[Candidate | None,
 def _baseline(priced: Priced) -> Candidate | None:
     """The handbook's layout: one sequence a micro-batch, plain 1f1b, the smallest tp·pp that fits, the rest dp."""
     cells = priced.space.cells
-    domain = priced.problem.cluster.pools[0].kind.domain_size
+    domain = priced.problem.cluster.domain_size
     usual = (cells.vpp == 1) & (cells.mbs == 1) & (cells.cp == 1) & (cells.ep == 1) & (cells.tp <= domain)
     usual &= (cells.schedule == Schedule.ONE_F_ONE_B) & ((cells.dp_replicate == 1) | (cells.zero == 0))
     usual &= cells.world == cells.world.max()

@@ -9,15 +9,17 @@ import numpy as np
 from cost_models.facts import facts_of_run
 from cost_models.law_terms import divisors
 from cost_models.laws import breaches
+from cost_models.placement import Placement
 from cost_models.problem import RANK_ORDER, Cells, Problem
 from cost_models.records import Binding, CollectiveChoice, Decision, Layout, Ranks, Severity, Stage
 from cost_models.records.layout import STAGES
 from cost_models.schedules import devices_of_stages
+from planner.arrangements import LAW, Arrangement, arrangements
 from planner.errors import InputError
 from planner.incumbent import least_objective
 from planner.played import is_played, split_counts
+from planner.pooled import price
 from planner.predict import simulated
-from planner.priced import Priced
 from planner.search import Candidate, simulated_s
 from planner.space import Space
 
@@ -35,6 +37,7 @@ def stages_of(plan: Candidate, recompute_kinds: tuple[str, ...]) -> tuple[Stage,
                 device=devices[virtual],
                 blocks=(int(columns.first[pick]), int(columns.last[pick])),
                 recompute={kind: count for kind, count in counts if count},
+                pool=plan.cell.pools[devices[virtual]] if plan.cell.pools else None,
             )
         )
     return tuple(stages)
@@ -54,14 +57,22 @@ def decision_of(problem: Problem, plan: Candidate) -> Decision:
 
 
 def decision_of_stages(problem: Problem, layout: Layout, stages: tuple[Stage, ...]) -> Decision:
-    """The decision of a layout with these stages."""
+    """The decision of a layout with these stages; on a mixed cluster, stages without a pool lie in the order of the pools."""
+    ranks = Ranks(order=RANK_ORDER)
+    if len(problem.cluster.pools) > 1:
+        if stages[0].pool is None:
+            pools = arrangement_of(problem, layout)
+            stages = tuple(replace(stage, pool=pools[stage.device]) for stage in stages)
+        found = {stage.device: stage.pool for stage in stages}
+        where = Placement(tuple(pool for _, pool in sorted(found.items()) if pool is not None))
+        ranks = Ranks(order=RANK_ORDER, permutation=where.permutation(layout.world))
     return Decision(
         runtime=problem.runtime.name,
         layout=layout,
         workload=problem.workload,
         num_micro_batches=layout.num_micro_batches(problem.workload.gbs),
         stages=stages,
-        ranks=Ranks(order=RANK_ORDER),
+        ranks=ranks,
         collectives={
             axis: CollectiveChoice(
                 algorithm="default",
@@ -71,6 +82,23 @@ def decision_of_stages(problem: Problem, layout: Layout, stages: tuple[Stage, ..
             if getattr(layout, axis) > 1
         },
     )
+
+
+def arrangement_of(problem: Problem, layout: Layout) -> Arrangement:
+    """The pool of each position of a layout's pipeline where nobody says it: in the order of the pools.
+
+    InputError, with the legal pp, where a stage cannot lie in one pool.
+    """
+    gpus = [pool.num_gpus for pool in problem.cluster.pools]
+    found = arrangements(gpus, layout.world, layout.pp)
+    if not found:
+        every = [pp for pp in divisors(layout.world) if arrangements(gpus, layout.world, pp)]
+        raise InputError(
+            f"layout {layout}: cluster {problem.cluster.name!r} has pools of {' + '.join(map(str, gpus))} GPUs, and each stage of "
+            f"{layout.world // layout.pp} GPUs lies in one of them ({LAW}); legal pp on {layout.world} GPUs: "
+            f"{', '.join(map(str, every)) or 'none'}"
+        )
+    return found[0]
 
 
 def decision_of_layout(problem: Problem, layout: Layout, *, world: int | None = None) -> Decision:
@@ -128,7 +156,7 @@ def refuse_illegal(
         runtime=problem.runtime,
         layout=layout,
         world=world,
-        domain_size=problem.cluster.pools[0].kind.domain_size,
+        domain_size=problem.cluster.domain_size,
     )
     found = breaches(facts, problem.runtime)[0]
     broken = [one for one in found if one.severity is Severity.ERROR and one.code not in excused]
@@ -147,8 +175,10 @@ def _as_people_run_it(problem: Problem, layout: Layout) -> Candidate:
         refusals=(),
         restrictions=(),
     )
-    priced = Priced(problem=problem, space=space, prices=Priced.of(problem, space).prices, memory_limit_bytes=np.inf)
-    cell = priced.cell(0, np.inf)
+    if len(problem.cluster.pools) > 1:
+        only = (arrangement_of(problem, layout),)
+        space = replace(space, arrangement=np.zeros(1, dtype=np.int64), arrangements=only)
+    cell = price(problem, space).without_limit().cell(0, np.inf)
     best = least_objective(cell)
     if best is None:
         raise InputError(

@@ -29,8 +29,8 @@ from planner.errors import InfeasibleError, InputError
 from planner.feasible import space_of
 from planner.infeasible import nothing_fits
 from planner.neighbours import neighbours
+from planner.pooled import price
 from planner.predict import predict
-from planner.priced import Priced
 from planner.readers.pins import Op, Pin, Pins, parse_pins, pins_of_layout
 from planner.search import search
 from planner.solver import preferred_solver
@@ -75,7 +75,7 @@ def why_not(plan: Plan, layout: str, calibration: Calibration | None = None) -> 
     except InfeasibleError as error:
         return answer | {"answer": "illegal", "reasons": _illegal(problem, layout, plan, str(error))}
     try:
-        found = search(Priced.of(problem, space), delta=0.0, solver=preferred_solver())
+        found = search(price(problem, space), delta=0.0, solver=preferred_solver())
     except InfeasibleError:
         # of the layouts asked for, the one that overflows least
         options = [
@@ -121,7 +121,7 @@ def _illegal(problem: Problem, text: str, plan: Plan, enumerated: str) -> list[d
         runtime=problem.runtime,
         layout=layout,
         world=plan.decision.layout.world,
-        domain_size=problem.cluster.pools[0].kind.domain_size,
+        domain_size=problem.cluster.domain_size,
     )
     found = [one for one in breaches(facts, problem.runtime)[0] if one.severity is Severity.ERROR]
     if not found:
@@ -158,7 +158,7 @@ def _does_not_fit(question: Question, decision: Decision) -> dict[str, Any]:
     fitting = next(
         (one for one in neighbours(problem, _one_recompute(decision)) if one.predicted.verdict is Verdict.OK), None
     )
-    told = nothing_fits(question, Priced.of(problem, space_of(problem, question.pins, question.worlds)))
+    told = nothing_fits(question, price(problem, space_of(problem, question.pins, question.worlds)))
     change = told.relaxations[0] if told.relaxations else None
     if fitting is not None:
         change = (

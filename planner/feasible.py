@@ -10,6 +10,7 @@ from cost_models.records import Decision, Prediction
 from planner.changes import Question
 from planner.decisions import decision_of
 from planner.errors import InfeasibleError, MeshwrightError
+from planner.pooled import price
 from planner.predict import predict
 from planner.priced import Priced
 from planner.readers.pins import Pins
@@ -49,7 +50,7 @@ def is_feasible(question: Question) -> bool:
     """Whether a question has any plan, be it one that fits on expectation only; what is illegal has none."""
     try:
         space = space_of(question.problem, question.pins, question.worlds)
-        return anything_fits(Priced.of(question.problem, space, at_risk=True))
+        return anything_fits(price(question.problem, space, at_risk=True))
     except MeshwrightError:
         return False
 
@@ -66,7 +67,7 @@ def solved(question: Question, *, time_limit_s: float | None = None) -> Found | 
     for at_risk in (False, True):
         try:
             found = search(
-                Priced.of(question.problem, space, at_risk=at_risk),
+                price(question.problem, space, at_risk=at_risk),
                 delta=0.0,
                 time_limit_s=time_limit_s,
                 solver=preferred_solver(),

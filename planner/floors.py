@@ -200,7 +200,7 @@ class _Devices:
     def holds(self, load_s: FloatArray) -> np.ndarray:
         """(n,) whether devices with at most this load can hold the layers."""
         left_s, left = load_s[:, None] - self.used_s, self.room_bytes
-        whole = _most_whole(left_s, left, self.layer_s[:, None], self.layer_bytes).sum(axis=1)
+        whole = most_whole(left_s, left, self.layer_s[:, None], self.layer_bytes).sum(axis=1)
         ends = (left[:, [0, -1]] >= 0).all(axis=1) & (left_s[:, [0, -1]] >= -1e-9 * load_s[:, None]).all(axis=1)
         return np.asarray((whole >= self.num_layers) & ends)
 
@@ -224,7 +224,7 @@ class _Devices:
             before_s = fastest_s * placed + (self.used_s[:, 0] if device else 0.0)
             left_s = (step_s - before_s) / num_micro - self.used_s[:, device]
             possible &= left_s >= -1e-9 * step_s
-            most = _most_whole(left_s, self.room_bytes[:, device], self.layer_s, self.layer_bytes[:, device])
+            most = most_whole(left_s, self.room_bytes[:, device], self.layer_s, self.layer_bytes[:, device])
             placed = np.minimum(placed + most, self.num_layers)
         return np.asarray(possible & (placed >= self.num_layers))
 
@@ -239,7 +239,7 @@ class _Devices:
         return np.where(possible, low, np.inf)
 
 
-def _most_whole(left_s: FloatArray, left_bytes: FloatArray, seconds: FloatArray, size: FloatArray) -> FloatArray:
+def most_whole(left_s: FloatArray, left_bytes: FloatArray, seconds: FloatArray, size: FloatArray) -> FloatArray:
     """(...,) whole layers that fit into this time and memory, at most: a linear programme of two rows.
 
     seconds and size: (..., R) of one layer under each kind of recompute.

@@ -19,6 +19,7 @@ from planner.changes import Change, ChangeKind, Question
 from planner.errors import InfeasibleError, TimeLimitError
 from planner.feasible import Found, anything_fits, is_feasible, solved, space_of
 from planner.incumbent import least_memory_bytes
+from planner.pooled import price
 from planner.priced import Priced
 
 MOST_COUNTS = 32
@@ -221,7 +222,7 @@ def _more_memory(question: Question, deadline: _Deadline) -> Iterator[Change]:
     have = problem.cluster.pools[0].kind.device.memory_bytes
     outside = have - usable_bytes(problem)
     grain = _MEMORY_STEPS_GIB[0 if have >= 4 * GIB else 1]
-    priced = Priced.of(problem, space_of(problem, question.pins, question.worlds), at_risk=True)
+    priced = price(problem, space_of(problem, question.pins, question.worlds), at_risk=True)
 
     def enough(grains: int) -> bool:
         deadline.check()

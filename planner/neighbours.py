@@ -59,7 +59,7 @@ def judged(problem: Problem, layout: Layout) -> Iterator[Neighbour | Refused]:
             workload=problem.workload,
             runtime=problem.runtime,
             layout=other,
-            domain_size=problem.cluster.pools[0].kind.domain_size,
+            domain_size=problem.cluster.domain_size,
         )
         broken = first_breach(LAWS, facts, problem.runtime)
         if broken is not None:

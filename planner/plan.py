@@ -46,7 +46,7 @@ def make_plan(
     if time_limit_s is not None and not time_limit_s >= 0:
         raise InputError(f"--time-limit {time_limit_s:g}: seconds from 0 are needed")
     problem = problem_of(request, calibration)
-    worlds = worlds_of(gpus, request.cluster.num_gpus, request.cluster.pools[0].kind.gpus_per_node)
+    worlds = worlds_of(gpus, request.cluster.num_gpus, request.cluster.gpus_per_node)
     if request.layout is not None:
         refuse_illegal(problem, request.layout, min(request.layout.world, request.cluster.num_gpus))
     pins = parse_pins(request.pin, request.runtime.recompute_kinds)

@@ -204,8 +204,8 @@ def on_pools(space: Space, model: Model, cluster: Cluster) -> Space:
         refusals = (refused, *refusals)
     if not len(placed.row):
         gpus = [pool.num_gpus for pool in cluster.pools]
-        told = f"with all GPUs of {cluster.name!r} ({' + '.join(map(str, gpus))}) legal pp: multiples of {legal_pipelines(gpus)}"
-        raise InfeasibleError(f"no layout is legal here: {POOL_LAW}", relaxations=(told,))
+        legal = f"with all GPUs of {cluster.name!r} ({' + '.join(map(str, gpus))}) legal pp: multiples of {legal_pipelines(gpus)}"
+        raise InfeasibleError(f"no layout is legal here: {POOL_LAW}", relaxations=(legal,))
     pairs = np.stack([space.families[formula][placed.row], placed.arrangement], axis=1)
     families = np.unique(pairs, axis=0, return_inverse=True)[1].ravel()
     told = [NEIGHBOURS, "all stages take as many GPUs, so pools serve stages in the ratio of their GPUs"]
@@ -252,11 +252,10 @@ def _check_worlds(worlds: Sequence[int], cluster: Cluster) -> None:
 
 def base_facts(model: Model, cluster: Cluster, workload: Workload, runtime: Runtime) -> Facts:
     """What is known before any degree is chosen."""
-    kinds = [pool.kind for pool in cluster.pools]  # the strictest counts
     return Facts(
         **(facts_of_model(model) | ({} if model.layer_groups else {"ffn": model.ffn})),
-        gpus_per_node=min(kind.gpus_per_node for kind in kinds),
-        domain_size=min(kind.domain_size for kind in kinds),
+        gpus_per_node=cluster.gpus_per_node,
+        domain_size=cluster.domain_size,
         seq=workload.seq,
         gbs=workload.gbs,
         precision=workload.precision.value,

@@ -5,7 +5,7 @@ Nominal facts only: bandwidths and capacities, never seconds. Latencies belong t
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cost_models.records.codec import RecordError
 
@@ -194,6 +194,33 @@ class Cluster:
         twice = next((node for node in nodes if nodes.count(node) > 1), None)
         if twice is not None:
             raise RecordError(f"node {twice} has two exceptions in cluster {self.name!r}; say both factors in one")
+
+    def pool(self, number: int) -> "Cluster":
+        """One pool as a cluster of its own, with its exceptions; the cluster itself where it has no other."""
+        if len(self.pools) == 1:
+            return self
+        before = sum(pool.num_nodes for pool in self.pools[:number])
+        pool = self.pools[number]
+        return replace(
+            self,
+            name=f"{self.name} (pool {number}: {pool.kind.name})",
+            pools=(pool,),
+            exceptions=tuple(
+                replace(item, node=item.node - before)
+                for item in self.exceptions
+                if before <= item.node < before + pool.num_nodes
+            ),
+        )
+
+    @property
+    def domain_size(self) -> int:
+        """Devices of the least fast domain: what holds in it holds in every pool."""
+        return min(pool.kind.domain_size for pool in self.pools)
+
+    @property
+    def gpus_per_node(self) -> int:
+        """Devices of the least node."""
+        return min(pool.kind.gpus_per_node for pool in self.pools)
 
     @property
     def num_nodes(self) -> int:

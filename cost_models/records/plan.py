@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from cost_models.records.cluster import Cluster
-from cost_models.records.codec import SCHEMA_VERSION, RecordError, from_json, load, to_json
+from cost_models.records.codec import SCHEMA_VERSION, UNSAID, RecordError, from_json, load, to_json
 from cost_models.records.layout import Layout
 from cost_models.records.model import Model
 from cost_models.records.runtime import Runtime
@@ -49,6 +49,8 @@ class Stage:
     """[first, last], both inclusive."""
     recompute: Mapping[str, int]
     """Kind -> number of layers of this stage, counted from its first layer, kinds in this order."""
+    pool: int | None = field(default=None, metadata=UNSAID)
+    """Number, from 0, of the pool of the cluster that runs it; written only where the cluster has several."""
 
     def __post_init__(self) -> None:
         if len(self.blocks) != 2 or not 0 <= self.blocks[0] <= self.blocks[1]:
@@ -122,6 +124,9 @@ class Decision:
             raise RecordError("stages are listed in the order of the data: virtual = 0, 1, 2, ...")
         if any(not 0 <= stage.device < layout.pp for stage in self.stages):
             raise RecordError(f"a stage names a device outside 0..{layout.pp - 1} (pp = {layout.pp})")
+        pools = {(stage.device, stage.pool) for stage in self.stages}
+        if len(pools) > len({device for device, _ in pools}) or len({pool is None for _, pool in pools}) > 1:
+            raise RecordError("stages: each position of the pipeline lies in one pool, and all stages name theirs or none does")
         if self.stages[0].blocks[0] != 0 or any(a.blocks[1] + 1 != b.blocks[0] for a, b in pairwise(self.stages)):
             raise RecordError(
                 "the stages' blocks are not a partition: each starts where the one before ends, the first at 0"
@@ -370,10 +375,29 @@ class Plan:
                 f"the stages cover {self.decision.num_blocks} blocks, but model {self.request.model.name!r} has "
                 f"{self.request.model.num_blocks} (0 embedding, 1..{self.request.model.num_layers} layers, then norm and head)"
             )
+        self._refuse_strange_pools()
         if self.decision.layout.world > self.request.cluster.num_gpus:
             raise RecordError(
                 f"the layout needs {self.decision.layout.world} ranks, but cluster {self.request.cluster.name!r} has "
                 f"{self.request.cluster.num_gpus} GPUs"
+            )
+
+    def _refuse_strange_pools(self) -> None:
+        cluster, layout = self.request.cluster, self.decision.layout
+        devices = {stage.device: stage.pool for stage in self.decision.stages}
+        if len(cluster.pools) == 1:
+            if {*devices.values()} - {None, 0}:
+                raise RecordError(f"a stage names a pool, but cluster {cluster.name!r} has one kind of nodes")
+            return
+        for number, pool in enumerate(cluster.pools):
+            needed = [*devices.values()].count(number) * layout.world // layout.pp
+            if needed > pool.num_gpus:
+                raise RecordError(f"the stages of pool {number} need {needed} GPUs, but it has {pool.num_gpus}")
+        strange = next((pool for pool in devices.values() if pool not in range(len(cluster.pools))), 0)
+        if strange != 0:
+            raise RecordError(
+                f"a stage's pool is {strange}, but cluster {cluster.name!r} has the pools 0..{len(cluster.pools) - 1}; "
+                "each stage names one of them"
             )
 
     @property

@@ -102,7 +102,7 @@ def predict(arguments: argparse.Namespace) -> Outcome:
         request = complete(read_request(asked if read is None else read, arguments.request), needs_layout=True)
         problem = problem_of(request, _calibration(arguments))
         assert request.layout is not None
-        world = worlds_of(arguments.gpus, request.cluster.num_gpus, request.cluster.pools[0].kind.gpus_per_node)[-1]
+        world = worlds_of(arguments.gpus, request.cluster.num_gpus, request.cluster.gpus_per_node)[-1]
         decision, defaults = decision_of_layout(problem, request.layout, world=world), dict(request.defaults)
     predicted = predict_decision(problem, decision)
     terms = rests_on(problem, decision)
