@@ -1,4 +1,4 @@
-"""Small random cells with made-up prices: chains of unlike blocks, tight memory, every schedule of the spine."""
+"""Small random cells with made-up prices: chains of unlike blocks, tight memory, pools, every kind of schedule."""
 
 import random
 from collections.abc import Sequence
@@ -7,11 +7,82 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from cost_models.records import Layout, Schedule
-from cost_models.schedules import Pipeline, max_in_flight
-from planner.stages import CellProblem, StageColumns, fits_alone, heaviest_below
+from cost_models.schedules import Pipeline, devices_of_stages, max_held, max_in_flight
+from cost_models.simulation import StageTimes, simulate
+from cost_models.step import lower_bound_s
+from planner.exhaustive import overfull
+from planner.stages import CellProblem, Played, StageColumns, fits_alone, heaviest_below
 
 
-def random_cell(seed: int, index: int = 0) -> CellProblem:
+PLAYED = (Schedule.LOOPED_BFS, Schedule.INTERLEAVED_ZB, Schedule.ZBV, Schedule.DUALPIPEV)
+"""Schedules without a formula, two virtual stages a device."""
+
+
+def any_cell(seed: int, index: int = 0) -> CellProblem:
+    """A cell of any kind: as `random_cell` makes it, larger, on pools, both, or one that is played."""
+    draw = random.Random(~seed)
+    kind = draw.choice(("plain", "larger", "pools", "pools", "larger pools", "played"))
+    if kind == "played":
+        return random_played_cell(seed, index)
+    cell = random_cell(seed, index, larger=kind.startswith("larger"))
+    return on_pools(cell, draw) if kind.endswith("pools") else cell
+
+
+def on_pools(cell: CellProblem, draw: random.Random) -> CellProblem:
+    """The cell on two or three pools, as far as it has devices: each pool with its own speed and memory, neighbours in line."""
+    pp, stage = cell.layout.pp, cell.columns.stage
+    cuts = sorted(draw.sample(range(1, pp), min(pp - 1, draw.randint(1, 2))))
+    pools = tuple(sum(cut <= device for cut in cuts) for device in range(pp))
+    speed = np.array([draw.uniform(0.4, 3.0) for _ in range(3)])[list(pools)][stage % pp]
+    room = np.array([draw.uniform(0.3, 2.0) for _ in range(3)])[list(pools)]
+    slower = ("forward_s", "backward_s", "tail_s", "played_tail_s")
+    columns = replace(cell.columns, **{name: getattr(cell.columns, name) * speed for name in slower})
+    return replace(cell, columns=columns, pools=pools, memory_limit_bytes=cell.memory_limit_bytes * room)
+
+
+def random_played_cell(seed: int, index: int = 0) -> CellProblem:
+    """A cell of one plan, whose J is its time as played; it does not always fit."""
+    draw = random.Random(seed)
+    layout = Layout(pp=draw.randint(2, 3), vpp=2, schedule=draw.choice(PLAYED))
+    num_stages = layout.num_virtual_stages
+    pipeline = Pipeline(
+        schedule=layout.schedule,
+        num_devices=layout.pp,
+        num_virtual_per_device=2,
+        num_micro_batches=2 * layout.pp * draw.randint(1, 2),
+    )
+    every = _columns(draw, layout, num_stages)
+    chosen = every.take(np.searchsorted(every.stage, np.arange(num_stages)))
+    times = StageTimes(
+        forward_s=chosen.forward_s,
+        backward_s=chosen.backward_s,
+        hop_s=np.full(num_stages - 1, 0.1),
+        tail_s=np.array([draw.uniform(0, 2) for _ in range(layout.pp)]),
+        input_grad_s=0.55 * chosen.backward_s,
+        weight_grad_s=0.5 * chosen.backward_s,
+    )
+    held = max_held(pipeline)
+    most = max(sum(vector) for vectors in held for vector in vectors)
+    return CellProblem(
+        index=index,
+        layout=layout,
+        num_micro_batches=pipeline.num_micro_batches,
+        num_blocks=num_stages + 2,
+        columns=chosen,
+        in_flight=(),
+        memory_limit_bytes=(2 * float(chosen.state_bytes.max()) + most * float(chosen.activation_bytes.max()))
+        * draw.choice([0.2, 0.8, 1.0]),
+        played=Played(
+            objective_s=simulate(pipeline, times).step_s,
+            lower_bound_s=lower_bound_s(pipeline, times),
+            devices=devices_of_stages(layout.schedule, layout.pp, layout.vpp),
+            waiting_bytes=0.4 * chosen.activation_bytes,
+            held=held,
+        ),
+    )
+
+
+def random_cell(seed: int, index: int = 0, *, larger: bool = False) -> CellProblem:
     """A cell of at most some thousand plans. Prices are additive over blocks, plus a cost of each stage and of each hop."""
     draw = random.Random(seed)
     schedule = draw.choice([Schedule.ONE_F_ONE_B, Schedule.ONE_F_ONE_B, Schedule.GPIPE, Schedule.INTERLEAVED])
@@ -19,7 +90,12 @@ def random_cell(seed: int, index: int = 0) -> CellProblem:
     vpp = 2 if schedule is Schedule.INTERLEAVED else 1
     if schedule is Schedule.INTERLEAVED:
         pp, per_chunk = draw.choice([(2, 1), (2, 2), (3, 1)])
+        if larger:
+            pp, vpp, per_chunk = draw.choice([(2, 3, 1), (2, 2, 3), (2, 4, 1), (3, 3, 1), (4, 2, 1)])
         num_layers = pp * vpp * per_chunk
+    elif larger:
+        pp = draw.randint(3, 5)
+        num_layers = draw.randint(max(1, pp - 2), 7 if pp < 5 else 6)
     else:
         num_layers = draw.randint(max(1, pp - 2), 6)
     num_micro = pp * draw.randint(1, 4) if vpp > 1 else draw.randint(pp, 12)
@@ -105,8 +181,14 @@ def _spans(layout: Layout, stage: int, num_layers: int) -> list[tuple[int, int]]
 
 
 def without_misfits(cell: CellProblem) -> CellProblem:
-    """With v = 1 columns that do not fit do not exist."""
+    """With v = 1 columns that do not fit do not exist, nor does a plan that is played."""
+    if cell.played is not None and overfull(cell, range(len(cell.columns))):
+        return _without_columns(cell)
     return replace(cell, columns=cell.columns.take(fits_alone(cell))) if cell.layout.vpp == 1 else cell
+
+
+def _without_columns(cell: CellProblem) -> CellProblem:
+    return replace(cell, columns=cell.columns.take(np.empty(0, dtype=np.intp)), played=None)
 
 
 @dataclass(frozen=True)
@@ -128,6 +210,10 @@ class MadeUpSpace:
             for c, t, loose in zip(self.cells, totals, self.looseness, strict=True)
         ]
         simulated = [c.num_micro_batches * t / c.layout.pp for c, t in zip(self.cells, bare, strict=True)]
+        for number, cell in enumerate(self.cells):
+            if cell.played is not None:
+                bounds[number] = self.looseness[number] * cell.played.objective_s
+                simulated[number] = cell.played.lower_bound_s
         object.__setattr__(self, "objective_bounds_s", np.array(bounds))
         object.__setattr__(self, "simulated_bounds_s", np.array(simulated))
         object.__setattr__(self, "least_totals_s", totals)
@@ -141,6 +227,8 @@ class MadeUpSpace:
             bound_s=float(self.objective_bounds_s[index]),
             least_total_s=self.least_totals_s[index],
         )
+        if cell.played is not None:
+            return cell if cell.played.objective_s <= below_s else _without_columns(cell)
         most = heaviest_below(below_s, cell.least_total_s, cell.num_micro_batches, cell.layout.vpp)
         return replace(cell, columns=cell.columns.take(cell.columns.load_s <= most), heaviest_s=most)
 
@@ -164,6 +252,17 @@ def random_space(seed: int, num_cells: int = 3) -> MadeUpSpace:
     return MadeUpSpace(
         cells=cells,
         families=np.array([min(index, num_cells - 2) for index in range(num_cells)]),
+        looseness=[draw.uniform(0.3, 1.0) for _ in cells],
+    )
+
+
+def varied_space(seed: int) -> MadeUpSpace:
+    """One to five cells of any kind, options of one another or not."""
+    draw = random.Random(seed)
+    cells = [any_cell(draw.randrange(10**9), index) for index in range(draw.randint(1, 5))]
+    return MadeUpSpace(
+        cells=cells,
+        families=np.array(sorted(draw.randrange(len(cells)) for _ in cells)),
         looseness=[draw.uniform(0.3, 1.0) for _ in cells],
     )
 
