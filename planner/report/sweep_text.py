@@ -16,13 +16,13 @@ def sweep_text(document: Mapping[str, Any]) -> str:
     by_value = {point["value"]: point for point in document["points"]}
     lines = [*_answer_lines(document, by_value)]
     if not document["complete"]:
-        late = [str(point["value"]) for point in document["points"] if point["status"] == "not reached"]
+        late = [f"{point['value']:,}" for point in document["points"] if point["status"] == "not reached"]
         lines.append(
             row(
                 "not done", f"the time limit ended before {joined(late)}; what is said above holds for the others alone"
             )
         )
-    open_gaps = [str(point["value"]) for point in document["points"] if point["status"] == "feasible"]
+    open_gaps = [f"{point['value']:,}" for point in document["points"] if point["status"] == "feasible"]
     if open_gaps:
         lines.append(row("not proved", f"{joined(open_gaps)}: the best plan found in time; a faster one may exist"))
     return "\n".join(
