@@ -198,7 +198,7 @@ def _seconds(
 ) -> FloatArray:
     """Seconds of the busiest device by what they rest on; kinds of recompute that are not asked for are not priced."""
     runtime = replace(runtime, recompute_kinds=tuple(dict.fromkeys((runtime.recompute_kinds[0], layout.recompute))))
-    precision = feature.precision or default_precision(cluster.pools[0].kind.device, runtime)
+    precision = feature.precision or default_precision([pool.kind.device for pool in cluster.pools], runtime)
     problem = Problem(
         model=feature.model,
         cluster=cluster,

@@ -29,7 +29,8 @@ def cluster_names() -> tuple[str, ...]:
 
 
 def read_cluster(name_or_path: str) -> Cluster:
-    """The cluster that a person names: preset x GPUs (`a100-80x1024`), or the path of a JSON file.
+    """The cluster that a person names: preset x GPUs (`a100-80x1024`), several joined by + (`h100x64+a100-80x128`), or the path
+    of a JSON file.
 
     A file holds a Cluster record, its short form (`cluster_from_facts`), a request or a plan. Fewer GPUs than a node has
     make one smaller node; more must fill whole nodes. Raises InputError; unknown names list the near ones.
@@ -46,6 +47,9 @@ def read_cluster(name_or_path: str) -> Cluster:
         raise InputError(
             f"cluster {text!r}: there is no such file; give the path of a cluster file, or preset x GPUs as in h100x64"
         )
+    parts = [part.strip() for part in text.split("+")]
+    if len(parts) > 1:
+        return _mixed_cluster(text, parts)
     match = _PRESET_AND_COUNT.fullmatch(text.lower())
     if match is None:
         return _refuse_name(text)
@@ -53,6 +57,26 @@ def read_cluster(name_or_path: str) -> Cluster:
     if name is None:
         return _refuse_name(match[1], match[2])
     return preset_cluster(name, int(match[2]))
+
+
+def _mixed_cluster(text: str, parts: list[str]) -> Cluster:
+    """Pools of presets side by side on one network, in the order given."""
+    pools: list[Pool] = []
+    for part in parts:
+        match = _PRESET_AND_COUNT.fullmatch(part.lower())
+        name = None if match is None else _node_name(match[1])
+        try:
+            if not part:
+                raise InputError("there is nothing on one side of a +")
+            if match is None or name is None:
+                _refuse_name(part if match is None else match[1], "64" if match is None else match[2])
+            else:
+                pools += preset_cluster(name, int(match[2])).pools
+        except InputError as error:
+            raise InputError(f"cluster {text!r} (pools joined by +, as in h100x64+a100-80x128): {error}") from None
+    cluster = _with_joined_pools(Cluster(name="+".join(parts), pools=tuple(pools)))
+    refuse_too_many(cluster.num_gpus)
+    return cluster
 
 
 def preset_cluster(name: str, num_gpus: int) -> Cluster:
@@ -233,6 +257,12 @@ def cluster_of_document(data: Mapping[str, Any]) -> tuple[Cluster, dict[str, str
         return _strictly_from_facts(data)
     cluster = _with_joined_pools(from_json(Cluster, data))
     refuse_implausible(cluster)
+    families = {pool.kind.device.family == "cpu" for pool in cluster.pools}
+    if len(families) > 1:
+        raise InputError(
+            f"cluster {cluster.name!r} has pools of CPU processes and of GPUs: one run counts its memory in one way and talks over "
+            "one backend; legal: pools of GPUs, or of CPU processes"
+        )
     return _told_apart(cluster), {}
 
 

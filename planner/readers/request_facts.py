@@ -72,32 +72,34 @@ def _precision(request: Request, runtime: Runtime, notes: list[str]) -> str:
     """As stated, else bf16, or what a device without bf16 can do."""
     if "precision" in request.workload:
         return str(request.workload["precision"])
-    device = _device(request)
-    precision = Precision.BF16 if device is None else default_precision(device, runtime)
-    if device is not None and precision is not Precision.BF16:
-        notes.append(f"workload.precision: not stated, judged as {precision}: {device.name} has no bf16")
+    devices = _devices(request)
+    precision = default_precision(devices, runtime) if devices else Precision.BF16
+    without = next((device for device in devices if Precision.BF16 not in device.peak_flops_per_s), None)
+    if without is not None and precision is not Precision.BF16:
+        notes.append(f"workload.precision: not stated, judged as {precision}: {without.name} has no bf16")
     return precision.value
 
 
 def _precisions(request: Request) -> tuple[str, ...] | None:
-    """Formats of matrix products that the device has, where the table or a file knows it."""
-    device = _device(request)
-    if device is None:
+    """Formats of matrix products that every device has, where the table or a file knows it."""
+    devices = _devices(request)
+    if not devices:
         return None
-    return tuple(one.value for one in Precision if one.value in {*device.matmul_flops_per_s, *device.peak_flops_per_s})
+    common = set.intersection(*({*one.matmul_flops_per_s, *one.peak_flops_per_s} for one in devices))
+    return tuple(one.value for one in Precision if one.value in common)
 
 
-def _device(request: Request) -> Device | None:
-    """The device, where the table or a file knows it."""
+def _devices(request: Request) -> list[Device]:
+    """The devices, one of each pool; none where neither the table nor a file knows it."""
     said = request.cluster
     if isinstance(said, str):
-        return read_cluster(said).pools[0].kind.device
+        return [pool.kind.device for pool in read_cluster(said).pools]
     try:
         if said and "pools" in said:
-            return cluster_of_document(said)[0].pools[0].kind.device
-        return device_from_facts(str(said["gpu"]), _size(said, "gpu_mem_gb")) if said else None
+            return [pool.kind.device for pool in cluster_of_document(said)[0].pools]
+        return [device_from_facts(str(said["gpu"]), _size(said, "gpu_mem_gb"))] if said else []
     except (KeyError, InputError):
-        return None
+        return []
 
 
 def _state_bytes(request: Request, runtime: Runtime, precision: str, notes: list[str]) -> dict[str, StateBytes]:

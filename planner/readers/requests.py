@@ -5,7 +5,7 @@ a whole one (`complete`), default the rest and list it. Files of collected fault
 the framework into it and sometimes mbs into the workload, are read too.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -331,10 +331,10 @@ def _runtime(request: Request, defaults: dict[str, str]) -> Runtime:
     return runtime
 
 
-def default_precision(device: Device, runtime: Runtime) -> Precision:
-    """The precision where none is said: bf16, or on a device without it the next best that device and runtime both have."""
+def default_precision(devices: Sequence[Device], runtime: Runtime) -> Precision:
+    """The precision where none is said: bf16, or with a device without it the next best that all devices and runtime have."""
     for precision in (Precision.BF16, Precision.FP16, Precision.FP32):
-        if precision in device.peak_flops_per_s and precision in runtime.state_bytes:
+        if all(precision in device.peak_flops_per_s for device in devices) and precision in runtime.state_bytes:
             return precision
     return Precision.BF16
 
@@ -345,9 +345,10 @@ def _workload(request: Request, cluster: Cluster, runtime: Runtime, defaults: di
         if key not in said:
             raise InputError(f"{request.source}: the workload lacks {key} ({meaning} on the command line)")
     if "precision" not in said:
-        device = cluster.pools[0].kind.device
-        said["precision"] = default_precision(device, runtime).value
-        why = "" if Precision.BF16 in device.peak_flops_per_s else f" ({device.name} has no bf16)"
+        devices = [pool.kind.device for pool in cluster.pools]
+        said["precision"] = default_precision(devices, runtime).value
+        without = next((device for device in devices if Precision.BF16 not in device.peak_flops_per_s), None)
+        why = "" if without is None else f" ({without.name} has no bf16)"
         defaults["workload.precision"] = f"{said['precision']}{why}"
     if "optimizer" not in said:
         defaults["workload.optimizer"] = Optimizer.ADAMW.value
