@@ -13,7 +13,6 @@ from cost_models.step import lower_bound_s
 from planner.exhaustive import overfull
 from planner.stages import CellProblem, Played, StageColumns, fits_alone, heaviest_below
 
-
 PLAYED = (Schedule.LOOPED_BFS, Schedule.INTERLEAVED_ZB, Schedule.ZBV, Schedule.DUALPIPEV)
 """Schedules without a formula, two virtual stages a device."""
 
