@@ -31,8 +31,8 @@ from planner.bounds import Bounds
 from planner.floors import layers_of_chunks, most_whole
 from planner.space import Space
 
-_HALVINGS = 12
-"""Of the interval in which the least load lies: to 1/4,000 of it."""
+_HALVINGS = 16
+"""Of the interval in which the logarithm of the least load lies: to 1/65,000 of it."""
 _ROUNDING = 1e-9
 """Share by which a limit is raised before it is turned into a load, so that rounding closes nothing."""
 
@@ -170,12 +170,12 @@ class PoolBounds:
         best: FloatArray = np.zeros(len(among))
         for candidate in (highest, *sorted_s.T):
             multiplier = np.minimum(candidate, highest)
-            more = np.where(counts > 0, np.maximum(multiplier[:, None] / chain_s - 1, 0.0), np.inf)
-            spent = np.where(counts > 0, counts * more, 0.0).sum(axis=1)
+            more = np.maximum(multiplier[:, None] / chain_s - 1, 0.0)  # 0 where a pool is not used
+            spent = (counts * more).sum(axis=1)
             rest = np.maximum(repeats - spent, 0.0)
             with np.errstate(invalid="ignore"):  # 0 x infinity: one micro-batch that does not fit
                 steady = np.where(np.isinf(load_s), np.inf, rest * load_s)
-            best = np.maximum(best, steady + self._weighted_s(1 + more, among))
+            best = np.maximum(best, steady + self._weighted_s(np.where(counts > 0, 1 + more, np.inf), among))
         return best
 
     @cached_property
@@ -349,13 +349,16 @@ class _PoolDevices:
         return np.asarray((whole >= self.num_layers) & ends)
 
     def least_load(self, below_s: FloatArray) -> FloatArray:
-        """(n,) the least load, rounded down; infinite where it is more than `below_s`."""
-        longest = self.num_layers * self.layer_s.max(axis=(1, 2)) + self.used_s.max(axis=1)
-        high = np.minimum(below_s, longest)
-        possible = self.holds(high)
-        low = np.zeros_like(high)
+        """(n,) the least load, rounded down; infinite where it is more than `below_s`.
+
+        Where it is not, `below_s` does not change it: a bound that closed a cell can be derived again below another limit.
+        """
+        high = self.num_layers * self.layer_s.max(axis=(1, 2)) + self.used_s.max(axis=1)
+        possible = self.holds(np.minimum(below_s, high))
+        low = self.num_layers * self.layer_s.min(axis=(1, 2)) / self.layer_s.shape[1]
+        never = self.holds(low)
         for _ in range(_HALVINGS):
-            middle = (low + high) / 2
+            middle = np.sqrt(low * high)
             enough = self.holds(middle)
             high, low = np.where(enough, middle, high), np.where(enough, low, middle)
-        return np.where(possible, low, np.inf)
+        return np.where(possible, np.where(never, 0.0, low), np.inf)

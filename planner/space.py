@@ -91,9 +91,10 @@ class Space:
         return () if self.arrangement is None else self.arrangements[int(self.arrangement[index])]
 
     def name(self, index: int) -> str:
-        """An entry as text: its layout, and where its stages lie (`0x2 1x4`: two stages on pool 0, four on pool 1)."""
-        runs = [(pool, len(list(run))) for pool, run in itertools.groupby(self.pools(index))]
-        return " ".join([str(self.cells.layout(index)), *(f"pool{pool}x{count}" for pool, count in runs)])
+        """An entry as text: its layout, and on several pools where its stages lie: `... on pools 1x2 0x4`, two on pool 1 first."""
+        layout = str(self.cells.layout(index))
+        runs = [f"{pool}x{len(list(run))}" for pool, run in itertools.groupby(self.pools(index))]
+        return f"{layout} on pools {' '.join(runs)}" if runs else layout
 
     def find(self, layout: Layout) -> int | None:
         """Number of the entry with these degrees and options, whatever its recompute; None where it is not in the space."""

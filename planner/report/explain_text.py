@@ -131,8 +131,10 @@ def against_text(document: Mapping[str, Any]) -> str:
     return "\n".join([*lines, "", *columns(table, right=(1, 2, 3)), "", row("the same", ", ".join(same) or "nothing")])
 
 
-def _short(layout: str) -> str:
-    return short_layout(parse_layout(layout))
+def _short(cell: str) -> str:
+    """A cell's layout in short, and the pools of its stages where there are several."""
+    layout, on, pools = cell.partition(" on ")
+    return f"{short_layout(parse_layout(layout))}{on}{pools}"
 
 
 def _change(shape: Callable[[Any], str], this: Any, other: Any) -> str:

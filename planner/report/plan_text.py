@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from cost_models.placement import pool_name
 from cost_models.records import Alternative, Cluster, Decision, Layout, Model, Plan, Prediction, Stage, Verdict
 from planner.report.words import billions, columns, counted, duration, memory, memory_gib, paragraph, row, short_layout
 
@@ -31,9 +32,9 @@ def plan_text(plan: Plan) -> str:
                 "the decision was changed by hand: its prediction and its proof no longer hold; `meshwright predict` makes new ones",
             ),
         ]
-        return "\n".join([*lines, "", *stage_lines(plan.decision, None)])
+        return "\n".join([*lines, "", *stage_lines(plan.decision, None, request.cluster)])
     lines += _argument(plan, plan.predicted)
-    lines += ["", *stage_lines(plan.decision, plan.predicted)]
+    lines += ["", *stage_lines(plan.decision, plan.predicted, request.cluster)]
     others = [other for other in plan.alternatives if other.note not in ("baseline", "current")]
     if others:
         lines += ["", *_alternative_lines(plan, others)]
@@ -45,13 +46,25 @@ def plan_text(plan: Plan) -> str:
 def asked(model: Model, cluster: Cluster, decision: Decision) -> str:
     """What shall run on what, in a sentence."""
     workload, world, have = decision.workload, decision.layout.world, cluster.num_gpus
-    idle = f", {have - world:,} GPUs idle" if world < have else ""
+    idle = f", {_idle(cluster, decision)} idle" if world < have else ""
     tokens = workload.seq * workload.gbs
     return paragraph(
         f"{model.name} ({billions(model.num_params)} parameters) on {world:,} of {cluster.name}{idle}, "
         f"{workload.gbs:,} sequences x {workload.seq:,} = {billions(tokens)} tokens a step, {workload.precision}, "
         f"{workload.optimizer}, runtime {decision.runtime}"
     )
+
+
+def _idle(cluster: Cluster, decision: Decision) -> str:
+    """GPUs that no rank runs on; of several pools, how many of each."""
+    layout = decision.layout
+    if len(cluster.pools) == 1:
+        return f"{cluster.num_gpus - layout.world:,} GPUs"
+    pools = [*{stage.device: stage.pool for stage in decision.stages}.values()]
+    left = [
+        pool.num_gpus - pools.count(number) * layout.world // layout.pp for number, pool in enumerate(cluster.pools)
+    ]
+    return ", ".join(f"{count:,} {pool_name(cluster, number)}" for number, count in enumerate(left) if count)
 
 
 def _argument(plan: Plan, predicted: Prediction) -> list[str]:
@@ -162,26 +175,40 @@ _MOST_STAGES = 40
 """Lines of the table of virtual stages, beyond which it has a line a device."""
 
 
-def stage_lines(decision: Decision, predicted: Prediction | None) -> list[str]:
+def stage_lines(decision: Decision, predicted: Prediction | None, cluster: Cluster) -> list[str]:
     """The table of stages: one line a virtual stage, or a run of equal ones; a line a device where these are too many."""
     virtual = decision.layout.vpp > 1
-    lines = _virtual_stage_lines(decision, predicted)
+    lines = _virtual_stage_lines(decision, predicted, cluster)
     if virtual and len(lines) > _MOST_STAGES:
-        lines = _device_lines(decision, predicted)
+        lines = _device_lines(decision, predicted, cluster)
     elif virtual and predicted:
         lines.append("fwd, bwd, tail and memory are those of the device: all of its virtual stages together")
     return lines
 
 
-def _device_lines(decision: Decision, predicted: Prediction | None) -> list[str]:
-    rows = [["device", "recompute", *(_NUMBERS if predicted else ()), "blocks of its virtual stages"]]
+def _on(stage: Stage, cluster: Cluster) -> list[str]:
+    """The cell of the GPU that runs a stage, where the cluster has several kinds."""
+    return [] if stage.pool is None else [pool_name(cluster, stage.pool)]
+
+
+def _device_lines(decision: Decision, predicted: Prediction | None, cluster: Cluster) -> list[str]:
+    on = ["on"] if decision.stages[0].pool is not None else []
+    rows = [["device", *on, "recompute", *(_NUMBERS if predicted else ()), "blocks of its virtual stages"]]
     for device in range(decision.layout.pp):
         mine = [stage for stage in decision.stages if stage.device == device]
         kinds = Counter[str]()
         for stage in mine:
             kinds.update(stage.recompute)
         numbers = _numbers(predicted, device) if predicted else []
-        rows.append([str(device), _recompute_text(kinds), *numbers, _blocks_of_device(mine, decision.num_blocks)])
+        rows.append(
+            [
+                str(device),
+                *_on(mine[0], cluster),
+                _recompute_text(kinds),
+                *numbers,
+                _blocks_of_device(mine, decision.num_blocks),
+            ]
+        )
     return columns(rows)
 
 
@@ -205,13 +232,14 @@ def _numbers(predicted: Prediction, device: int) -> list[str]:
     return [*times, memory(max(stage.phase_memory_bytes.values()))]
 
 
-def _virtual_stage_lines(decision: Decision, predicted: Prediction | None) -> list[str]:
-    rows = [["stage", "device", "blocks", "recompute", *(_NUMBERS if predicted else ())]]
+def _virtual_stage_lines(decision: Decision, predicted: Prediction | None, cluster: Cluster) -> list[str]:
+    on = ["on"] if decision.stages[0].pool is not None else []
+    rows = [["stage", "device", *on, "blocks", "recompute", *(_NUMBERS if predicted else ())]]
     for run in _runs(decision, predicted):
         first, last = run[0], run[-1]
         name = str(first.virtual) if len(run) == 1 else f"{first.virtual}..{last.virtual}"
         devices = str(first.device) if len(run) == 1 else f"{first.device}..{last.device}"
-        cells = [name, devices, _blocks(run, decision.num_blocks), recompute_text(first)]
+        cells = [name, devices, *_on(first, cluster), _blocks(run, decision.num_blocks), recompute_text(first)]
         rows.append([*cells, *(_numbers(predicted, first.device) if predicted else ())])
     return columns(rows)
 
@@ -230,7 +258,7 @@ def _runs(decision: Decision, predicted: Prediction | None) -> list[list[Stage]]
 def _alike(a: Stage, b: Stage, decision: Decision, predicted: Prediction | None) -> bool:
     ends = (0, decision.num_blocks - 1)
     same = a.blocks[1] - a.blocks[0] == b.blocks[1] - b.blocks[0] and a.recompute == b.recompute
-    inner = a.blocks[0] not in ends and b.blocks[1] not in ends and b.device == a.device + 1
+    inner = a.blocks[0] not in ends and b.blocks[1] not in ends and b.device == a.device + 1 and a.pool == b.pool
     if not same or not inner or predicted is None:
         return same and inner
     left, right = predicted.stages[a.device], predicted.stages[b.device]

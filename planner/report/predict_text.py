@@ -49,7 +49,7 @@ def predict_text(
     lines += term_lines(terms)
     if predicted.worth_measuring:
         lines.append(row("measure", f"would narrow it most: {joined(predicted.worth_measuring)}"))
-    lines += ["", *stage_lines(decision, predicted)]
+    lines += ["", *stage_lines(decision, predicted, problem.cluster)]
     lines += ["", *memory_lines(predicted.stages, "device" if decision.layout.vpp > 1 else "stage")]
     if defaults:
         lines += ["", row("not said", ", ".join(f"{key} = {value}" for key, value in defaults.items()))]
