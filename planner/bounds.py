@@ -15,12 +15,12 @@ from cost_models.calibrations import value, value_or
 from cost_models.collectives import Collective, collective_s
 from cost_models.memory import context_bytes
 from cost_models.problem import Cells, Problem
-from cost_models.records import V_PLACED
 from cost_models.schedules import FloatArray, IntArray, splits_backward
 from cost_models.stage import EMBEDDING, HEAD, LAYERS, BlockPrices, late_s
 from cost_models.step import CellFloors, cell_floors, closed_lower_bound_s, closed_objective_bound_s
 from planner.floors import CellMemory, extra_seconds, layers_of_chunks, least_loads, least_steps
 from planner.played import is_played
+from planner.played_bounds import played_bounds
 
 _ROUNDING = 1e-9
 """Share by which a limit is raised before it is turned into a load, so that rounding closes nothing."""
@@ -48,7 +48,7 @@ class Bounds:
     @cached_property
     def _block_s(self) -> FloatArray:
         """[cell, kind, recompute that may be used] forward and backward, hops out."""
-        return np.asarray((self.prices.forward_s + self._backward_s)[..., list(self.kinds)])
+        return np.asarray((self.prices.forward_s + self.backward_s)[..., list(self.kinds)])
 
     @cached_property
     def played(self) -> NDArray[np.bool_]:
@@ -69,7 +69,7 @@ class Bounds:
         return np.array([not splits_backward(schedule) for schedule in self.cells.schedule.tolist()], dtype=bool)
 
     @cached_property
-    def _backward_s(self) -> FloatArray:
+    def backward_s(self) -> FloatArray:
         """[cell, kind, recompute] the backward pass, in one piece or in two, whichever is shorter where it is split."""
         split = self.prices.split
         whole_s = self.prices.backward_s
@@ -96,12 +96,13 @@ class Bounds:
             num_devices=cells.pp,
             block_counts=self.problem.block_counts,
             block_forward_s=prices.forward_s[:, :, kinds].min(axis=-1),
-            block_backward_s=self._backward_s[:, :, kinds].min(axis=-1),
-            tail_s=np.full(len(cells), self._constant_s),
+            block_backward_s=self.backward_s[:, :, kinds].min(axis=-1),
+            tail_s=np.full(len(cells), self.constant_s),
         )
 
     @property
-    def _constant_s(self) -> float:
+    def constant_s(self) -> float:
+        """What each step costs besides."""
         family = self.problem.cluster.pools[0].kind.device.family
         return value(self.problem.calibration, "step.constant_s", family, self.problem.runtime.name)
 
@@ -109,7 +110,7 @@ class Bounds:
     def longest_tails_s(self) -> FloatArray:
         """(n,) κ at least: the optimizer's time is linear in the parameters, so some device has the mean of it or more."""
         common, routed, parts = self._mean_params
-        return np.asarray(self._constant_s + self._update_s(common / parts[0] + routed / parts[1]))
+        return np.asarray(self.constant_s + self.update_s(common / parts[0] + routed / parts[1]))
 
     @cached_property
     def least_totals_s(self) -> FloatArray:
@@ -193,50 +194,7 @@ class Bounds:
     def simulated_s(self) -> FloatArray:
         """(n,) no plan of the cell has a smaller R: the closed formula."""
         every = np.arange(len(self.cells))
-        bound_s = self._simulated(every, *(np.zeros(len(every)) for _ in range(3)))
-        played = np.flatnonzero(self.played)
-        if len(played):
-            bound_s[played] = np.maximum(bound_s[played], self._played_s(played))
-        return bound_s
-
-    def _played_s(self, among: IntArray) -> FloatArray:
-        """R of plans that are played is at least that of one device: the last one of a loop, the one at the turn of a V.
-
-        All virtual stages hold n = ⌊layers / S⌋ layers or more, those of embedding and head perhaps one less. Before the
-        device begins a micro-batch passes pp - 1 of them forward; where the backward is whole, its last gradient passes them
-        back before device 0 begins its tail. Tails: what hides the exchanges is no more than the slowest recompute gives.
-        """
-        cells, prices, kinds = self.cells, self.prices, list(self.kinds)
-        pp, vpp, num_layers = cells.pp[among], cells.vpp[among], self.problem.model.num_layers
-        least, rest = np.divmod(num_layers, pp * vpp)
-        at_end = np.maximum(least - (rest > 0), 0)
-        looped = np.array([schedule not in V_PLACED for schedule in cells.schedule[among].tolist()])
-        whole = self._whole_backward[among]
-        forward_s = prices.forward_s[among][..., kinds]
-        layer_s = self.least_block_s[among][:, LAYERS].min(axis=1)
-        passes_s = np.where(whole, layer_s, forward_s[:, LAYERS].min(axis=(1, 2)))
-        enters_s = np.where(whole, self.least_block_s[among, EMBEDDING], forward_s[:, EMBEDDING].min(axis=-1))
-        ends = np.where(looped, at_end, least)  # layers of the device's last chunk
-        work_s = ((vpp - 1) * least + ends) * layer_s + np.where(looped, self.least_block_s[among, HEAD], 0.0)
-        before_s = enters_s + ((pp - 2) * least + at_end) * passes_s
-        tails_s = self._constant_s + (vpp - 1) * self._chunk_tails(among, least) + self._chunk_tails(among, at_end)
-        return np.asarray(before_s + self.num_micro_batches[among] * work_s + tails_s)
-
-    def _chunk_tails(self, among: IntArray, num_layers: IntArray) -> FloatArray:
-        """Update and exchanges left over of a virtual stage with so many layers of any kind, perhaps an end beside them."""
-        prices, kinds = self.prices, list(self.kinds)
-        params = prices.memory.params
-        common, routed = (num_layers * of[among][:, LAYERS].min(axis=1) for of in (params.common, params.experts))
-        room_s = []
-        for seconds in (prices.backward_s, prices.forward_s):
-            longest = seconds[among][..., kinds].max(axis=-1)
-            ends = np.maximum(longest[:, EMBEDDING], longest[:, HEAD])
-            room_s.append(num_layers * longest[:, LAYERS].max(axis=1) + ends)
-        left_s, hides = np.zeros(len(among)), prices.slower[among] * self._hidden_share
-        for exchanged_s, behind_s in zip(late_s(prices, among, common, routed), room_s, strict=True):
-            left_s += np.maximum(exchanged_s - hides * behind_s, exchanged_s / (num_layers + 1))
-        divided = prices.optimizer_parts
-        return np.asarray(left_s + self._update_s(common / divided[0][among] + routed / divided[1][among]))
+        return self._simulated(every, *(np.zeros(len(every)) for _ in range(3)))
 
     def _simulated(
         self, among: IntArray, extra_s: FloatArray, extra_first_s: FloatArray, loads_s: FloatArray
@@ -303,13 +261,19 @@ class Bounds:
         tails_s = self.tails_below(among, heaviest_s(self.longest_tails_s[among]))
         most_s, nothing = heaviest_s(tails_s), np.zeros(len(among))
         bound_s = np.maximum(self.objective_s[among], self._objective(among, nothing, nothing, nothing, tails_s))
-        wanted, played = (bound_s <= below_s) & ~self.played[among], self.played[among]
+        wanted = (bound_s <= below_s) & ~self.played[among]
         extra = extra_seconds(memory, self._most_layers(memory, most_s), wanted)
         bound_s = np.maximum(bound_s, self._objective(among, *extra, nothing, tails_s))
         loads_s = least_loads(memory, most_s, bound_s <= below_s)
         bound_s = np.maximum(bound_s, self._objective(among, *extra, loads_s, tails_s))
-        overfull = self.memory_floors_bytes[among] > self.memory_limit_bytes
-        return np.where(played & overfull, np.inf, bound_s)
+        return self._with_played(among, bound_s, below_s)
+
+    def _with_played(self, among: IntArray, bound_s: FloatArray, below_s: float) -> FloatArray:
+        """The same, where those that are played and may be below are bounded by each of their plans."""
+        worth = np.flatnonzero(self.played[among] & (bound_s <= below_s))
+        if len(worth):
+            bound_s[worth] = np.maximum(bound_s[worth], played_bounds(self, among[worth]))
+        return bound_s
 
     def tails_below(self, among: IntArray, heaviest_s: FloatArray) -> FloatArray:
         """κ at least, with what is left of the exchanges at the end of the step.
@@ -319,7 +283,7 @@ class Bounds:
         v > 1: the blocks of the first and the last device are known, and J counts their tails without recompute.
         """
         common, routed, parts = self._mean_params
-        slower, hides = self.prices.slower[among], self._hidden_share
+        slower, hides = self.prices.slower[among], self.hidden_share
         most_blocks = self._most_layers(self.memory.take(among), heaviest_s) + 2
         found = [self.longest_tails_s[among]]
         for params, experts in ((common[among], np.zeros(len(among))), (np.zeros(len(among)), routed[among])):
@@ -330,7 +294,7 @@ class Bounds:
                     np.nan_to_num(exchanged_s - slower * hides * heaviest_s, neginf=0.0),
                     exchanged_s / np.maximum(most_blocks, 1),
                 )
-            found.append(self._constant_s + self._update_s(updated) + left_s)
+            found.append(self.constant_s + self.update_s(updated) + left_s)
         plain: FloatArray = np.maximum.reduce(found)
         chunked = np.flatnonzero(self._chunked[among])
         if len(chunked):
@@ -344,11 +308,12 @@ class Bounds:
         pp = self.cells.pp
         return params.common @ counts / pp, params.experts @ counts / pp, self.prices.optimizer_parts
 
-    def _update_s(self, params: FloatArray) -> FloatArray:
+    def update_s(self, params: FloatArray) -> FloatArray:
+        """Seconds of the optimizer on so many parameters."""
         return np.asarray(compute.moved_s(self.prices.rates, self.prices.rates.optimizer_bytes, params).total)
 
     @property
-    def _hidden_share(self) -> float:
+    def hidden_share(self) -> float:
         """The share of a device's work behind which exchanges at the end of the step hide."""
         family, runtime = self.problem.cluster.pools[0].kind.device.family, self.problem.runtime
         return value(self.problem.calibration, "overlap.dp", family, runtime.name) if runtime.overlaps_dp else 0.0
@@ -372,14 +337,14 @@ class Bounds:
             (counts * seconds[cell][:, :, fastest]).sum(axis=1) for seconds in (prices.forward_s, prices.backward_s)
         )
         gradients_s, weights_s = late_s(prices, cell, common, routed)
-        left_s, hides = np.zeros(len(cell)), prices.slower[cell] * self._hidden_share
+        left_s, hides = np.zeros(len(cell)), prices.slower[cell] * self.hidden_share
         for exchanged_s, room_s in ((gradients_s, backward_s), (weights_s, forward_s)):
             left_s += np.maximum(exchanged_s - hides * room_s, exchanged_s / counts.sum(axis=1))
         divided = prices.optimizer_parts
         tails_s = np.zeros((len(among), 2))
-        update_s = self._update_s(common / divided[0][cell] + routed / divided[1][cell])
+        update_s = self.update_s(common / divided[0][cell] + routed / divided[1][cell])
         np.add.at(tails_s, (place, device), times * (left_s + update_s))
-        return np.asarray(self._constant_s + tails_s.max(axis=1))
+        return np.asarray(self.constant_s + tails_s.max(axis=1))
 
     def _end_chunks(self, pp: int, vpp: int) -> IntArray:
         """(rows, 4 + layer kinds): unlike chunks of the first device (0) and the last (1): which of the two, how many there are
@@ -404,11 +369,12 @@ class Bounds:
         closed_s = self.simulated_s[among]
         memory = replace(self.memory.take(among), hop_s=np.zeros(len(among)))
         # R is at least m times the load of each device, and its tail
-        heaviest_s = (below_s - self._constant_s) / self.num_micro_batches[among] * (1 + _ROUNDING)
+        heaviest_s = (below_s - self.constant_s) / self.num_micro_batches[among] * (1 + _ROUNDING)
         wanted = (closed_s <= below_s) & ~self.played[among]
         extra = extra_seconds(memory, self._most_layers(memory, heaviest_s), wanted)
         once_s = np.maximum(closed_s, self._simulated(among, *extra, np.zeros(len(among))))
-        return least_steps(memory, once_s, np.full(len(among), below_s), self._constant_s, once_s <= below_s)
+        steps_s = least_steps(memory, once_s, np.full(len(among), below_s), self.constant_s, once_s <= below_s)
+        return self._with_played(among, steps_s, below_s)
 
     def _most_layers(self, memory: CellMemory, heaviest_s: FloatArray) -> FloatArray:
         """(n,) layers that a device may hold under this load."""
