@@ -15,6 +15,7 @@ class ChangeKind(StrEnum):
 
     GPUS = "gpus"
     MEMORY = "device_memory_gib"
+    MEMORY_TIMES = "device_memory_times"
     PIN = "without_pin"
     SEQ = "seq"
     BATCH = "gbs"
@@ -47,6 +48,15 @@ class Question:
             cluster = with_gpus(cluster, gpus)
         worlds = None if gpus == cluster.num_gpus else (gpus,)
         return replace(self, problem=replace(self.problem, cluster=cluster), worlds=worlds)
+
+    def with_nodes(self, pool: int, num_nodes: int) -> "Question":
+        """With another number of nodes in one pool of several, on all GPUs."""
+        cluster = self.problem.cluster
+        pools = list(cluster.pools)
+        pools[pool] = replace(pools[pool], num_nodes=num_nodes)
+        name = f"{cluster.name}, {num_nodes} nodes of {pools[pool].kind.name}"
+        changed = replace(cluster, name=name, pools=tuple(pools), exceptions=())
+        return replace(self, problem=replace(self.problem, cluster=changed), worlds=None)
 
     def with_device_memory(self, num_bytes: int) -> "Question":
         """The same GPUs with another memory each."""
@@ -95,6 +105,8 @@ class Change:
     """And holds on its fullest device."""
     verdict: str
     """ok, or risky: it fits on expectation only."""
+    pool: int | None = None
+    """Number of the pool that is changed, where there are several."""
 
     @property
     def document(self) -> Mapping[str, Any]:

@@ -13,8 +13,9 @@ from planner.changes import Question
 from planner.decisions import layout_of, stages_of
 from planner.errors import InfeasibleError, InputError
 from planner.feasible import space_of
+from planner.illegal import nothing_legal
 from planner.incumbent import least_objective
-from planner.infeasible import nothing_fits, nothing_legal
+from planner.infeasible import nothing_fits
 from planner.pooled import price
 from planner.priced import Priced
 from planner.readers.pins import Pins

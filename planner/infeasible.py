@@ -1,4 +1,4 @@
-"""What to change where nothing fits, or nothing is legal: single changes, each told only after solving again with it.
+"""What to change where nothing fits: single changes, each told only after solving again with it.
 
 "The least" is said where every smaller change was tried, or where memory decides, which is monotone: less of it is never
 better. Otherwise the next smaller change that was tried stands beside it.
@@ -8,11 +8,11 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
-from cost_models.law_terms import divisors
-from cost_models.records import Verdict
+from cost_models.records import NodeKind, Verdict
 from cost_models.stage import usable_bytes
 from cost_models.units import GIB
 from planner.changes import Change, ChangeKind, Question
@@ -34,13 +34,14 @@ _TOLD_FIRST = (
     ChangeKind.PIN,
     ChangeKind.GPUS,
     ChangeKind.MEMORY,
+    ChangeKind.MEMORY_TIMES,
     ChangeKind.OFFLOAD,
     ChangeKind.SEQ,
     ChangeKind.BATCH,
 )
 
 
-class _Deadline:
+class Deadline:
     """When to stop trying."""
 
     def __init__(self, limit_s: float | None) -> None:
@@ -61,30 +62,28 @@ def nothing_fits(question: Question, priced: Priced, limit_s: float | None = Non
     problem, pins = question.problem, question.pins
     device = problem.cluster.pools[0].kind.device
     pinned = f" with the pins {pins}" if pins.pins else ""
-    return _told(
-        f"{problem.model.name} fits on {question.most_gpus} x {device.name} under no layout{pinned}: "
-        f"{usable_bytes(problem) / GIB:.1f} GiB of each device are usable, and {len(priced.space):,} layouts were tried",
+    where, room = (
+        f"{question.most_gpus} x {device.name}",
+        f"{usable_bytes(problem) / GIB:.1f} GiB of each device are usable, and ",
+    )
+    if len(problem.cluster.pools) > 1:
+        where, room = f"{question.most_gpus} GPUs of {problem.cluster.name}", ""
+    return told(
+        f"{problem.model.name} fits on {where} under no layout{pinned}: {room}{len(priced.space):,} layouts were tried",
         question,
         (_fewer_pins, _more_memory, _more_gpus, _offloaded, _shorter, _smaller_batch),
         limit_s,
     )
 
 
-def nothing_legal(question: Question, error: InfeasibleError, limit_s: float | None = None) -> InfeasibleError:
-    """The error for a space without a legal layout: what closed it, and batches and numbers of GPUs that would open it."""
-    told = _told(str(error).split("\n")[0], question, (_other_batch, _other_gpus), limit_s)
-    return InfeasibleError(
-        str(error).split("\n")[0], relaxations=(*error.relaxations, *told.relaxations), changes=told.document["changes"]
-    )
-
-
-def _told(
+def told(
     message: str,
     question: Question,
-    families: tuple[Callable[[Question, _Deadline], Iterator[Change]], ...],
+    families: tuple[Callable[[Question, Deadline], Iterator[Change]], ...],
     limit_s: float | None,
 ) -> InfeasibleError:
-    deadline, note = _Deadline(limit_s), ""
+    """The error with every change that `families` find within `limit_s`; what came before the time ended is kept."""
+    deadline, note = Deadline(limit_s), ""
     changes: list[Change] = []
     try:
         for family in families:
@@ -107,13 +106,14 @@ def _in_full(change: Change) -> str:
     return f"{change.words}: {seconds} s a step, {change.memory_gib_max:.1f} GiB{risky} ({change.layout})"
 
 
-def _change(question: Question, deadline: _Deadline, **said: object) -> Change | None:
+def _change(question: Question, deadline: Deadline, **said: object) -> Change | None:
     """The change, where its question has a plan."""
     found = solved(question, time_limit_s=deadline.left_s())
-    return None if found is None else _with_plan(found, **said)
+    return None if found is None else with_plan(found, **said)
 
 
-def _with_plan(found: Found, **said: object) -> Change:
+def with_plan(found: Found, **said: object) -> Change:
+    """A change with the plan that was found with it; `said` are its other fields."""
     return Change(
         layout=str(found.decision.layout),
         step_s=found.predicted.step_s,
@@ -126,7 +126,7 @@ def _with_plan(found: Found, **said: object) -> Change:
 # --- each family of changes ---------------------------------------------------------------------------------------------
 
 
-def _fewer_pins(question: Question, deadline: _Deadline) -> Iterator[Change]:
+def _fewer_pins(question: Question, deadline: Deadline) -> Iterator[Change]:
     """Each pin that is enough to drop; all of them where no single one is."""
     pins = question.pins.pins
     alone = [(pin,) for pin in pins]
@@ -146,7 +146,7 @@ def _fewer_pins(question: Question, deadline: _Deadline) -> Iterator[Change]:
             for value in (getattr(found.decision.layout, pin.field),)
         )
         names = ", ".join(map(str, dropped))
-        yield _with_plan(
+        yield with_plan(
             found,
             kind=ChangeKind.PIN,
             value=names,
@@ -155,11 +155,13 @@ def _fewer_pins(question: Question, deadline: _Deadline) -> Iterator[Change]:
         )
 
 
-def _more_gpus(question: Question, deadline: _Deadline) -> Iterator[Change]:
-    """The least number of GPUs: of this cluster, then of more nodes of its kind."""
+def _more_gpus(question: Question, deadline: Deadline) -> Iterator[Change]:
+    """The least number of GPUs: of this cluster, then of more nodes of its kind; of several pools, more nodes of each alone."""
     if len(question.problem.cluster.pools) > 1:
+        for number in range(len(question.problem.cluster.pools)):
+            yield from _more_nodes(question, number, deadline)
         return
-    counts = _counts_above(question)
+    counts = counts_above(question)
     found, below = _least_of(counts, lambda gpus: is_feasible(question.on(gpus)), deadline)
     if found is None:
         return
@@ -183,7 +185,32 @@ def _more_gpus(question: Question, deadline: _Deadline) -> Iterator[Change]:
         yield change
 
 
-def _counts_above(question: Question) -> list[int]:
+def _more_nodes(question: Question, number: int, deadline: Deadline) -> Iterator[Change]:
+    """The least number of nodes of one pool beside the others as they are, tried one by one."""
+    cluster = question.problem.cluster
+    pool = cluster.pools[number]
+    counts = list(range(pool.num_nodes + 1, pool.num_nodes + 1 + MOST_COUNTS))
+    found, below = _least_of(counts, lambda nodes: is_feasible(question.with_nodes(number, nodes)), deadline)
+    if found is None:
+        return
+    others = " and ".join(f"{other.num_gpus} {other.kind.device.name}" for other in cluster.pools if other is not pool)
+    per_node = pool.kind.gpus_per_node
+    change = _change(
+        question.with_nodes(number, found),
+        deadline,
+        kind=ChangeKind.GPUS,
+        value=cluster.num_gpus + (found - pool.num_nodes) * per_node,
+        instead_of=question.most_gpus,
+        too_little=None if below is None else cluster.num_gpus + (below - pool.num_nodes) * per_node,
+        least=True,
+        pool=number,
+        words=f"{found * per_node} {pool.kind.device.name} ({found} nodes of {per_node}) beside {others}, the least number of whole nodes",
+    )
+    if change is not None:
+        yield change
+
+
+def counts_above(question: Question) -> list[int]:
     """Numbers of GPUs above those asked for: one by one within a node, then whole nodes."""
     per_node, asked = question.problem.cluster.pools[0].kind.gpus_per_node, question.most_gpus
     most = max(_LEAST_GPUS_LOOKED_FOR, _MOST_TIMES * asked)
@@ -191,7 +218,7 @@ def _counts_above(question: Question) -> list[int]:
     return [*range(asked + 1, min(first, per_node)), *range(first, most + 1, per_node)]
 
 
-def _least_of(counts: list[int], enough: Callable[[int], bool], deadline: _Deadline) -> tuple[int | None, int | None]:
+def _least_of(counts: list[int], enough: Callable[[int], bool], deadline: Deadline) -> tuple[int | None, int | None]:
     """The first of `counts` that is enough, and the last one tried before it that is not.
 
     One by one up to MOST_COUNTS; then by doubling, and by halving what is between.
@@ -214,10 +241,11 @@ def _least_of(counts: list[int], enough: Callable[[int], bool], deadline: _Deadl
     return counts[place], None if below is None else counts[below]
 
 
-def _more_memory(question: Question, deadline: _Deadline) -> Iterator[Change]:
+def _more_memory(question: Question, deadline: Deadline) -> Iterator[Change]:
     """The least memory of each device, by halving the interval: whether anything fits is monotone in it."""
     problem = question.problem
     if len(problem.cluster.pools) > 1:
+        yield from _times_the_memory(question, deadline)
         return
     have = problem.cluster.pools[0].kind.device.memory_bytes
     outside = have - usable_bytes(problem)
@@ -260,6 +288,42 @@ def _more_memory(question: Question, deadline: _Deadline) -> Iterator[Change]:
         yield change
 
 
+def _times_the_memory(question: Question, deadline: Deadline) -> Iterator[Change]:
+    """Several pools: the least multiple of each device's memory, to a percent."""
+
+    def times(percent: int) -> Question:
+        return question.with_kinds(partial(_with_share, percent=percent))
+
+    def enough(percent: int) -> bool:
+        deadline.check()
+        return is_feasible(times(percent))
+
+    below, above = 100, 200
+    while not enough(above):
+        below, above = above, 2 * above
+        if above > 100 * _MOST_TIMES:
+            return
+    while above - below > 1:
+        middle = (above + below) // 2
+        above, below = (middle, below) if enough(middle) else (above, middle)
+    change = _change(
+        times(above),
+        deadline,
+        kind=ChangeKind.MEMORY_TIMES,
+        value=above / 100,
+        instead_of=1.0,
+        too_little=below / 100,
+        least=True,
+        words=f"{above / 100:g} times the memory in each GPU, the least",
+    )
+    if change is not None:
+        yield change
+
+
+def _with_share(kind: NodeKind, percent: int) -> NodeKind:
+    return replace(kind, device=replace(kind.device, memory_bytes=kind.device.memory_bytes * percent // 100))
+
+
 def _least_memory_bytes(priced: Priced) -> float:
     """The least usable bytes of a device with which a plan without virtual stages exists; infinite where there is none."""
     floors = priced.memory_floors_bytes
@@ -274,7 +338,7 @@ def _least_memory_bytes(priced: Priced) -> float:
     return float(least)
 
 
-def _offloaded(question: Question, deadline: _Deadline) -> Iterator[Change]:
+def _offloaded(question: Question, deadline: Deadline) -> Iterator[Change]:
     """States in host memory: what `predict` then says of the plan, for `plan` does not choose it."""
     runtime = question.problem.runtime
     kinds = [kind for kind in ("optimizer", "param") if kind in runtime.offload_moves]
@@ -287,7 +351,7 @@ def _offloaded(question: Question, deadline: _Deadline) -> Iterator[Change]:
         except ValueError:  # the way to the host has no price
             return
         if found is not None and found.predicted.verdict is not Verdict.NO:
-            yield _with_plan(
+            yield with_plan(
                 found,
                 kind=ChangeKind.OFFLOAD,
                 value=what,
@@ -297,7 +361,7 @@ def _offloaded(question: Question, deadline: _Deadline) -> Iterator[Change]:
             return
 
 
-def _shorter(question: Question, deadline: _Deadline) -> Iterator[Change]:
+def _shorter(question: Question, deadline: Deadline) -> Iterator[Change]:
     """Sequences half as long, and half of that."""
     seq = question.problem.workload.seq
     yield from _halved(
@@ -305,7 +369,7 @@ def _shorter(question: Question, deadline: _Deadline) -> Iterator[Change]:
     )
 
 
-def _smaller_batch(question: Question, deadline: _Deadline) -> Iterator[Change]:
+def _smaller_batch(question: Question, deadline: Deadline) -> Iterator[Change]:
     """Half the batch, and half of that: fewer micro-batches in flight."""
     gbs = question.problem.workload.gbs
     halves = [gbs >> shift for shift in range(1, 5) if gbs % (1 << shift) == 0]
@@ -316,7 +380,7 @@ def _smaller_batch(question: Question, deadline: _Deadline) -> Iterator[Change]:
 
 def _halved(
     question: Question,
-    deadline: _Deadline,
+    deadline: Deadline,
     kind: ChangeKind,
     asked: int,
     words: str,
@@ -338,48 +402,3 @@ def _halved(
                 yield change
             return
         before = value
-
-
-# --- nothing legal ------------------------------------------------------------------------------------------------------
-
-
-def _other_batch(question: Question, deadline: _Deadline) -> Iterator[Change]:
-    """The nearest batches, below and above, that some data-parallel degree divides."""
-    gbs = question.problem.workload.gbs
-    degrees = {degree for world in question.worlds or (question.most_gpus,) for degree in divisors(world)}
-    lower = sorted({gbs // degree * degree for degree in degrees} - {0, gbs}, reverse=True)
-    upper = sorted({-(-gbs // degree) * degree for degree in degrees} - {gbs})
-    for values in (lower, upper):
-        for value in values:
-            deadline.check()
-            changed = question.with_workload(gbs=value)
-            found = solved(changed, time_limit_s=deadline.left_s()) if is_feasible(changed) else None
-            if found is not None:
-                yield _with_plan(
-                    found, kind=ChangeKind.BATCH, value=value, instead_of=gbs,
-                    words=f"{value} sequences a step instead of {gbs}, other training",
-                )  # fmt: skip
-                break
-
-
-def _other_gpus(question: Question, deadline: _Deadline) -> Iterator[Change]:
-    """The nearest numbers of GPUs, below and above."""
-    if len(question.problem.cluster.pools) > 1:
-        return
-    asked = question.most_gpus
-    per_node = question.problem.cluster.pools[0].kind.gpus_per_node
-    lower = [
-        *range((asked - 1) // per_node * per_node, per_node - 1, -per_node),
-        *range(min(asked, per_node) - 1, 0, -1),
-    ]
-    for counts in (lower[:MOST_COUNTS], _counts_above(question)[:MOST_COUNTS]):
-        for count in counts:
-            deadline.check()
-            changed = question.on(count)
-            found = solved(changed, time_limit_s=deadline.left_s()) if is_feasible(changed) else None
-            if found is not None:
-                yield _with_plan(
-                    found, kind=ChangeKind.GPUS, value=count, instead_of=asked,
-                    words=f"{count} GPUs instead of {asked}",
-                )  # fmt: skip
-                break

@@ -12,8 +12,8 @@ from planner.choose import choose
 from planner.decisions import decision_of
 from planner.errors import InfeasibleError
 from planner.feasible import space_of
+from planner.pooled import price
 from planner.predict import predict
-from planner.priced import Priced
 from planner.readers.pins import Pins
 from planner.search import search
 
@@ -22,7 +22,7 @@ GIB = 2**30
 
 def has_plan(problem: Problem, pins: Pins, worlds: tuple[int, ...] | None = None) -> bool:
     try:
-        search(Priced.of(problem, space_of(problem, pins, worlds), at_risk=True), delta=0.0)
+        search(price(problem, space_of(problem, pins, worlds), at_risk=True), delta=0.0)
     except InfeasibleError:
         return False
     return True
@@ -51,6 +51,20 @@ def applied(
     if kind == "gpus":
         cluster, worlds = on(problem.cluster, value)
         return replace(problem, cluster=cluster), pins, worlds
+    if kind == "device_memory_times":
+        pools = tuple(
+            replace(
+                one,
+                kind=replace(
+                    one.kind,
+                    device=replace(
+                        one.kind.device, memory_bytes=int(one.kind.device.memory_bytes * round(value * 100)) // 100
+                    ),
+                ),
+            )
+            for one in problem.cluster.pools
+        )
+        return replace(problem, cluster=replace(problem.cluster, pools=pools)), pins, worlds
     if kind == "device_memory_gib":
         return replace(problem, cluster=with_memory(problem.cluster, value)), pins, worlds
     if kind == "without_pin":

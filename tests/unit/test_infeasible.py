@@ -3,6 +3,7 @@
 import functools
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from changed_questions import applied, has_plan, hold, with_memory
@@ -12,7 +13,7 @@ from cost_models.problem import Problem
 from cost_models.records import RecordError, Workload
 from planner.choose import choose
 from planner.errors import InfeasibleError, TimeLimitError
-from planner.infeasible import MOST_COUNTS, _Deadline, _least_of
+from planner.infeasible import MOST_COUNTS, Deadline, _least_of
 from planner.readers.clusters import read_cluster
 from planner.readers.models import model_and_defaults, read_model
 from planner.readers.pins import Pins, parse_pins
@@ -100,6 +101,31 @@ def test_the_least_number_of_gpus_leaves_none_out() -> None:
         assert not has_plan(*applied(problem, Pins(), None, "gpus", gpus))
 
 
+def test_of_several_pools_more_nodes_of_each_are_tried_alone() -> None:
+    problem = Problem(
+        model=read_model("llama3-70b"), cluster=read_cluster("h100x8+a100-40x8"), workload=Workload(seq=8192, gbs=64),
+        runtime=read_runtime("torch"), calibration=shipped(),
+    )  # fmt: skip
+    question = (problem, Pins(), None)
+    error = told(*question)
+    assert error is not None
+    assert "fits on 16 GPUs of h100x8+a100-40x8 under no layout" in str(error)
+    changes = error.document["changes"]
+    assert {"gpus", "device_memory_times"} <= {change["kind"] for change in changes}
+    for change in changes:
+        if change["kind"] != "gpus":
+            hold(question, change)
+            continue
+        pools = list(problem.cluster.pools)
+        added = (change["value"] - problem.cluster.num_gpus) // 8
+        for nodes, expected in ((added, True), *((fewer, False) for fewer in range(1, added))):
+            pools[change["pool"]] = replace(
+                problem.cluster.pools[change["pool"]], num_nodes=problem.cluster.pools[change["pool"]].num_nodes + nodes
+            )
+            bigger = replace(problem, cluster=replace(problem.cluster, pools=tuple(pools)))
+            assert has_plan(bigger, Pins()) == expected
+
+
 def test_a_batch_that_no_layout_divides_names_the_nearest_that_one_does() -> None:
     problem = Problem(
         model=read_model("llama3-8b"), cluster=read_cluster("h100x8"), workload=Workload(seq=4096, gbs=7),
@@ -120,13 +146,13 @@ def test_a_batch_that_no_layout_divides_names_the_nearest_that_one_does() -> Non
 @pytest.mark.parametrize("first", [0, 1, 7, MOST_COUNTS, MOST_COUNTS + 1, 100, 777])
 def test_the_first_count_that_is_enough_is_found(first: int) -> None:
     counts = [8 * count for count in range(1, 1000)]
-    found, below = _least_of(counts, lambda count: count >= counts[first], _Deadline(None))
+    found, below = _least_of(counts, lambda count: count >= counts[first], Deadline(None))
     assert found == counts[first]
     assert below == (counts[first - 1] if first else None)
 
 
 def test_none_that_is_enough() -> None:
-    assert _least_of([1, 2, 3], lambda count: False, _Deadline(None)) == (None, None)
+    assert _least_of([1, 2, 3], lambda count: False, Deadline(None)) == (None, None)
 
 
 def test_a_time_limit_is_kept_and_said() -> None:
