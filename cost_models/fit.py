@@ -238,7 +238,7 @@ def _contexts(problem: Problem, measurements: Sequence[Measurement], date: str) 
 def _one_layer_bytes(problem: Problem, ranks: int, mbs: int) -> float:
     """Predicted peak, without context, of one layer of the model on data-parallel ranks, one micro-batch each."""
     workload = replace(problem.workload, gbs=ranks * mbs)
-    problem = replace(problem, model=replace(problem.model, num_layers=1), workload=workload)
+    problem = replace(problem, model=replace(problem.model, num_layers=1, layer_groups=()), workload=workload)
     decision = Decision(
         runtime=problem.runtime.name,
         layout=Layout(dp_replicate=ranks, mbs=mbs),
