@@ -11,6 +11,7 @@ What hides behind what, up to a share that is a coefficient:
 The slowest of many ranks sets the pace: all of it is lengthened by (1 + straggler·log2(ranks/8)).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -55,8 +56,10 @@ class BlockPrices:
     """Communication in the forward pass that nothing hides."""
     backward_exposed_s: FloatArray
     """The same in the backward pass."""
-    basis_s: FloatArray
-    """[cell, kind, recompute, 3]: the seconds above, by what they rest on (measured, calibrated, table)."""
+    distinct_basis_s: FloatArray
+    """[row, kind, recompute, 3]: the seconds above, by what they rest on (measured, calibrated, table)."""
+    rows: IntArray
+    """[cell] its row there: what only a chosen plan is asked for is kept once for all cells alike."""
     activation_bytes: FloatArray
     """Kept per micro-batch in flight."""
     hop_bytes: FloatArray
@@ -99,21 +102,32 @@ class BlockPrices:
     def __len__(self) -> int:
         return len(self.cells)
 
-    def spread(self, cells: Cells, row: IntArray) -> "BlockPrices":
-        """The prices of `cells`, where cell i costs what `row[i]` costs here."""
+    def basis_s(self, cell: int) -> FloatArray:
+        """[kind, recompute, 3] the seconds of a cell by what they rest on."""
+        return np.asarray(self.distinct_basis_s[self.rows[cell]])
+
+    def spread(self, cells: Cells, row: IntArray, recompute_kinds: tuple[str, ...]) -> "BlockPrices":
+        """The prices of `cells` under these kinds of recompute, where cell i costs what `row[i]` costs here."""
+        kinds = [self.recompute_kinds.index(kind) for kind in recompute_kinds]
+
+        def of(values: FloatArray) -> FloatArray:
+            return np.asarray(values[:, :, kinds][row])
+
         return replace(
             self,
             cells=cells,
-            forward_compute_s=self.forward_compute_s[row],
-            backward_compute_s=self.backward_compute_s[row],
-            forward_exposed_s=self.forward_exposed_s[row],
-            backward_exposed_s=self.backward_exposed_s[row],
-            basis_s=self.basis_s[row],
-            activation_bytes=self.activation_bytes[row],
+            recompute_kinds=recompute_kinds,
+            forward_compute_s=of(self.forward_compute_s),
+            backward_compute_s=of(self.backward_compute_s),
+            forward_exposed_s=of(self.forward_exposed_s),
+            backward_exposed_s=of(self.backward_exposed_s),
+            distinct_basis_s=self.distinct_basis_s[:, :, kinds],
+            rows=row,
+            activation_bytes=of(self.activation_bytes),
             hop_bytes=self.hop_bytes[row],
             slower=self.slower[row],
-            memory=self.memory.spread(self.problem, cells, row),
-            split=None if self.split is None else self.split.take(row),
+            memory=self.memory.spread(self.problem, cells, row, kinds),
+            split=None if self.split is None else self.split.spread(row, kinds),
         )
 
 
@@ -135,8 +149,9 @@ def _supported(problem: Problem, cells: Cells) -> None:
         )
 
 
-def price_blocks(problem: Problem, cells: Cells) -> BlockPrices:
-    """Price every kind of block in every cell. RecordError by name for what is not known or not built yet.
+def price_blocks(problem: Problem, cells: Cells, recompute_kinds: Sequence[str] | None = None) -> BlockPrices:
+    """Price every kind of block in every cell, under some kinds of recompute (all), the first always none. RecordError by
+    name for what is not known or not built yet.
 
     Many cells differ in what no block feels (pp, virtual stages, how data parallelism is split): a block is priced once for
     all cells in which it costs the same.
@@ -144,7 +159,10 @@ def price_blocks(problem: Problem, cells: Cells) -> BlockPrices:
     _supported(problem, cells)
     first, row = distinct_rows(problem, cells)
     distinct = _price_each(problem, cells.take(first))
-    return distinct.spread(cells, row)
+    every = distinct.recompute_kinds
+    return distinct.spread(
+        cells, row, tuple(k for k in every if recompute_kinds is None or k == every[0] or k in recompute_kinds)
+    )
 
 
 def distinct_rows(problem: Problem, cells: Cells) -> tuple[IntArray, IntArray]:
@@ -192,7 +210,8 @@ def _price_each(problem: Problem, cells: Cells) -> BlockPrices:
         backward_compute_s=totals[1],
         forward_exposed_s=totals[2],
         backward_exposed_s=totals[3],
-        basis_s=sum(stacks) * slower[:, None, None, None],
+        distinct_basis_s=sum(stacks) * slower[:, None, None, None],
+        rows=np.arange(len(cells)),
         activation_bytes=_activation_bytes(held, len(problem.recompute_kinds)),
         hop_bytes=part.tokens * problem.model.hidden / part.hop_parts * rates.element_bytes,
         slower=slower,
@@ -444,7 +463,9 @@ def _left(seconds: Seconds, hideable: FloatArray | float, room_s: FloatArray) ->
 
 def synchronised_late(problem: Problem, cells: Cells) -> NDArray[np.bool_]:
     """Cells where shards are gathered once and gradients reduced once a step, whatever ZeRO says."""
-    return (cells.pp > 1) & problem.runtime.unsharded_gradients_with_pp
+    if not problem.runtime.unsharded_gradients_with_pp:
+        return np.zeros(len(cells), dtype=bool)
+    return cells.pp > 1
 
 
 def _shard_traffic(problem: Problem, cells: Cells, links: Fabric, common: FloatArray, routed: FloatArray) -> Traffic:

@@ -21,7 +21,7 @@ Bytes that stay (states, gathered copies, working sets, communication buffers, c
 
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -140,14 +140,14 @@ class BlockMemory:
     logits_working: FloatArray
     """[cell] while the loss runs."""
 
-    def spread(self, problem: Problem, cells: Cells, row: IntArray) -> "BlockMemory":
-        """The bytes of `cells`, where the blocks of cell i are those of `row[i]` here."""
+    def spread(self, problem: Problem, cells: Cells, row: IntArray, kinds: Sequence[int]) -> "BlockMemory":
+        """The bytes of `cells` under these kinds of recompute, where the blocks of cell i are those of `row[i]` here."""
         params = self.params
         return BlockMemory(
             params=LocalParams(common=params.common[row], experts=params.experts[row], tied_copy=params.tied_copy[row]),
             per_param=held_bytes_per_param(problem, cells),
             per_expert_param=held_bytes_per_param(problem, cells, experts=True),
-            activations=self.activations[row],
+            activations=self.activations[..., kinds][row],
             embedding_activations=self.embedding_activations[row],
             logits_saved=self.logits_saved[row],
             logits_working=self.logits_working[row],

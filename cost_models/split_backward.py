@@ -12,6 +12,7 @@ up the weights' gradients is in W. Two pieces cost more than one:
 These belong to the runtime. What hides communication in a whole backward pass has only I to hide behind.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,12 +36,12 @@ class SplitPrices:
     weight_grad_s: FloatArray
     """Kernels of W."""
 
-    def take(self, row: NDArray[np.int64]) -> "SplitPrices":
-        """These entries."""
+    def spread(self, row: NDArray[np.int64], kinds: Sequence[int]) -> "SplitPrices":
+        """These cells, under these kinds of recompute."""
         return SplitPrices(
-            input_grad_compute_s=self.input_grad_compute_s[row],
-            input_grad_exposed_s=self.input_grad_exposed_s[row],
-            weight_grad_s=self.weight_grad_s[row],
+            input_grad_compute_s=self.input_grad_compute_s[:, :, kinds][row],
+            input_grad_exposed_s=self.input_grad_exposed_s[:, :, kinds][row],
+            weight_grad_s=self.weight_grad_s[:, :, kinds][row],
         )
 
 

@@ -213,7 +213,7 @@ def price_columns(prices: BlockPrices, cell: int, columns: Columns) -> ColumnPri
         constant_s=constants.total,
         fixed_bytes=footprints.fixed_bytes,
         activation_bytes=footprints.activation_bytes,
-        basis_s=np.stack([_added(prices.basis_s[..., rest], cell, shape) for rest in range(3)], axis=1),
+        basis_s=np.stack([_summed(prices.basis_s(cell)[..., rest], shape) for rest in range(3)], axis=1),
         tail_basis_s=(sync + update + constants).stacked(),
         footprints=footprints,
         split=_split_columns(prices, cell, shape),
@@ -232,8 +232,13 @@ def _split_columns(prices: BlockPrices, cell: int, shape: ColumnShape) -> SplitP
 
 def _added(values: FloatArray, cell: int, shape: ColumnShape) -> FloatArray:
     """(n,) sum of [cell, kind, recompute] values over the blocks of each column."""
-    ends = shape.embedding * values[cell, EMBEDDING, 0] + shape.head * values[cell, HEAD, 0]
-    return np.asarray(shape.sum_of_layers(values[cell, LAYERS]) + ends)
+    return _summed(values[cell], shape)
+
+
+def _summed(values: FloatArray, shape: ColumnShape) -> FloatArray:
+    """(n,) sum of [kind, recompute] values over the blocks of each column."""
+    ends = shape.embedding * values[EMBEDDING, 0] + shape.head * values[HEAD, 0]
+    return np.asarray(shape.sum_of_layers(values[LAYERS]) + ends)
 
 
 def _sync(

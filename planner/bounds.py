@@ -272,7 +272,7 @@ class Bounds:
         """The same, where those that are played and may be below are bounded by each of their plans."""
         worth = np.flatnonzero(self.played[among] & (bound_s <= below_s))
         if len(worth):
-            bound_s[worth] = np.maximum(bound_s[worth], played_bounds(self, among[worth]))
+            bound_s[worth] = np.maximum(bound_s[worth], played_bounds(self, among[worth], below_s))
         return bound_s
 
     def tails_below(self, among: IntArray, heaviest_s: FloatArray) -> FloatArray:

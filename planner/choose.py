@@ -48,11 +48,11 @@ class Answer:
 
     def stages(self, of: Candidate) -> tuple[Stage, ...]:
         """The stages of a plan."""
-        return stages_of(of, self.problem.recompute_kinds)
+        return stages_of(of)
 
     def layout(self, of: Candidate) -> Layout:
         """The layout of a plan, with its recompute."""
-        return layout_of(of, self.problem.recompute_kinds)
+        return layout_of(of)
 
 
 def choose(

@@ -24,13 +24,13 @@ from planner.search import Candidate, simulated_s
 from planner.space import Space
 
 
-def stages_of(plan: Candidate, recompute_kinds: tuple[str, ...]) -> tuple[Stage, ...]:
+def stages_of(plan: Candidate) -> tuple[Stage, ...]:
     """The virtual stages of a plan as records; kinds that no layer has are left out."""
     columns, layout = plan.cell.columns, plan.cell.layout
     devices = devices_of_stages(layout.schedule, layout.pp, layout.vpp).tolist()
     stages = []
     for virtual, pick in enumerate(plan.picks.tolist()):
-        counts = zip(recompute_kinds, columns.recompute_counts[pick].tolist(), strict=True)
+        counts = zip(plan.cell.recompute_kinds, columns.recompute_counts[pick].tolist(), strict=True)
         stages.append(
             Stage(
                 virtual=virtual,
@@ -43,17 +43,16 @@ def stages_of(plan: Candidate, recompute_kinds: tuple[str, ...]) -> tuple[Stage,
     return tuple(stages)
 
 
-def layout_of(plan: Candidate, recompute_kinds: tuple[str, ...]) -> Layout:
+def layout_of(plan: Candidate) -> Layout:
     """The layout of a plan: its recompute where all layers agree, else `stages`."""
     used = plan.cell.columns.recompute_counts[plan.picks].sum(axis=0)
-    kinds = [kind for kind, count in zip(recompute_kinds, used.tolist(), strict=True) if count]
+    kinds = [kind for kind, count in zip(plan.cell.recompute_kinds, used.tolist(), strict=True) if count]
     return replace(plan.cell.layout, recompute=kinds[0] if len(kinds) == 1 else STAGES)
 
 
 def decision_of(problem: Problem, plan: Candidate) -> Decision:
     """The decision that a plan of the search stands for."""
-    kinds = problem.recompute_kinds
-    return decision_of_stages(problem, layout_of(plan, kinds), stages_of(plan, kinds))
+    return decision_of_stages(problem, layout_of(plan), stages_of(plan))
 
 
 def decision_of_stages(problem: Problem, layout: Layout, stages: tuple[Stage, ...]) -> Decision:

@@ -4,6 +4,7 @@ The splits are known, so each device's work is, and what passes before it begins
 and its last device hold at the very least is left out. What is not counted (hops, buffers) only makes a plan slower or larger.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -50,59 +51,96 @@ def _splits(places: tuple[int, ...], num_kinds: int, schedule: Schedule, pp: int
     return tuple(found)
 
 
-def played_bounds(bounds: "Bounds", among: IntArray) -> FloatArray:
-    """Of the cells `among`, all of them played: no plan that fits has a smaller R; infinite where none fits."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Plans:
+    """One split under one kind of recompute, of some cells with one pipeline."""
+
+    place: IntArray
+    """(n,) which of the cells asked for."""
+    cell: IntArray
+    """(n,) their numbers in the space."""
+    split: _Split
+    kind: int
+    ends_s: FloatArray
+    """(n, 2) least end of a step by what the first device waits for, and by what the last one does, tails out."""
+    anywhere_s: FloatArray
+    """(n,) least end of a step by any device, without its tail."""
+
+
+def played_bounds(bounds: "Bounds", among: IntArray, below_s: float) -> FloatArray:
+    """Of the cells `among`, all of them played: no plan that fits and has R ≤ `below_s` has a smaller R; infinite where there
+    is none."""
     cells, num_micro = bounds.cells, bounds.num_micro_batches
-    found = np.full(len(among), np.inf)
-    keys = [
-        (cells.schedule[index], int(cells.pp[index]), int(cells.vpp[index]), int(num_micro[index]))
-        for index in among.tolist()
-    ]
     groups: dict[tuple[Schedule, int, int, int], list[int]] = {}
-    for place, key in enumerate(keys):
+    for place, index in enumerate(among.tolist()):
+        key = (cells.schedule[index], int(cells.pp[index]), int(cells.vpp[index]), int(num_micro[index]))
         groups.setdefault(key, []).append(place)
+    worth: list[_Plans] = []
     for (schedule, pp, vpp, micro), members in groups.items():
-        pipeline = Pipeline(
-            schedule=schedule, num_devices=pp, num_virtual_per_device=vpp, num_micro_batches=micro
-        )
-        here = np.array(members)
-        found[here] = _of_alike(bounds, among[here], pipeline)
-    return found
+        pipeline = Pipeline(schedule=schedule, num_devices=pp, num_virtual_per_device=vpp, num_micro_batches=micro)
+        worth.extend(_plans(bounds, np.array(members), among[members], pipeline, below_s))
+    found = np.full(len(among), np.inf)
+    if worth:
+        step_s = _with_tails(bounds, worth)
+        np.minimum.at(found, np.concatenate([plans.place for plans in worth]), step_s)
+    return np.where(found <= below_s, found, np.inf)
 
 
-def _of_alike(bounds: "Bounds", where: IntArray, pipeline: Pipeline) -> FloatArray:
-    """Of cells with one pipeline."""
+def _plans(bounds: "Bounds", place: IntArray, cell: IntArray, pipeline: Pipeline, below_s: float) -> Iterator[_Plans]:
+    """Of cells with one pipeline, the plans that may fit and may be below."""
     problem, names = bounds.problem, bounds.prices.recompute_kinds
     places = tuple(problem.block_places.tolist())
     shape = (pipeline.num_devices, pipeline.num_virtual_per_device)
     allowed = kinds_with(pipeline.schedule, problem.runtime, tuple(names[kind] for kind in bounds.kinds))
-    least = np.full(len(where), np.inf)
     for split in _splits(places, len(problem.kinds), pipeline.schedule, *shape):
         for kind in (kind for kind in bounds.kinds if names[kind] in allowed):
-            fits = _may_fit(bounds, where, pipeline, split, kind)
-            if fits.any():
-                least = np.minimum(least, np.where(fits, _least_s(bounds, where, pipeline, split, kind), np.inf))
-    return least
+            ends_s, anywhere_s = _ends(bounds, cell, pipeline, split, kind)
+            kept = np.flatnonzero(np.maximum(ends_s.max(axis=1), anywhere_s) + bounds.constant_s <= below_s)
+            if len(kept):
+                kept = kept[_may_fit(bounds, cell[kept], pipeline, split, kind)]
+            if len(kept):
+                yield _Plans(
+                    place=place[kept],
+                    cell=cell[kept],
+                    split=split,
+                    kind=kind,
+                    ends_s=ends_s[kept],
+                    anywhere_s=anywhere_s[kept],
+                )
 
 
-def _least_s(bounds: "Bounds", where: IntArray, pipeline: Pipeline, split: _Split, kind: int) -> FloatArray:
-    """R of one plan of each cell, without hops."""
+def _ends(
+    bounds: "Bounds", where: IntArray, pipeline: Pipeline, split: _Split, kind: int
+) -> tuple[FloatArray, FloatArray]:
+    """When the first and the last device are done before their tails, and any device at least; hops out."""
     forward_s = bounds.prices.forward_s[where, :, kind]
     both_s = forward_s + bounds.backward_s[where, :, kind]
     work_s = pipeline.num_micro_batches * (both_s @ split.of_devices.T)
-    first_s, last_s = (_tail_s(bounds, where, split, kind, device) for device in (0, pipeline.num_devices - 1))
-    ends_s = forward_s @ split.before[-1] + work_s[:, -1] + last_s
-    anywhere_s = (forward_s @ split.before.T + work_s).max(axis=1) + bounds.constant_s
-    if splits_backward(pipeline.schedule):
-        return np.maximum(anywhere_s, ends_s)
-    return np.maximum.reduce([anywhere_s, ends_s, (both_s @ split.before.T + work_s).max(axis=1) + first_s])
+    done_s = forward_s @ split.before.T + work_s
+    first_s = done_s[:, 0]
+    if not splits_backward(pipeline.schedule):
+        # the last gradient still passes the stages before, and only then the first device begins its tail
+        first_s = (both_s @ split.before.T + work_s).max(axis=1)
+    return np.column_stack([first_s, done_s[:, -1]]), np.asarray(done_s.max(axis=1))
 
 
-def _tail_s(bounds: "Bounds", where: IntArray, split: _Split, kind: int, device: int) -> FloatArray:
-    """What a device still does after its last operation: update, exchanges left over, the step's constant."""
+def _with_tails(bounds: "Bounds", worth: Sequence[_Plans]) -> FloatArray:
+    """R of all these plans, one after the other: the tails of all first and last devices in one array call."""
     prices, params = bounds.prices, bounds.prices.memory.params
-    unlike, times = np.unique(split.blocks[split.devices == device], axis=0, return_counts=True)
-    cell, rows = np.repeat(where, len(unlike)), np.tile(unlike, (len(where), 1))
+    cells, blocks, times, plan, end, kinds = [], [], [], [], [], []
+    offset = 0
+    for plans in worth:
+        num = len(plans.cell)
+        for which, device in enumerate((0, int(plans.split.devices.max()))):
+            unlike, count = np.unique(plans.split.blocks[plans.split.devices == device], axis=0, return_counts=True)
+            cells.append(np.repeat(plans.cell, len(unlike)))
+            plan.append(np.repeat(offset + np.arange(num), len(unlike)))
+            blocks.append(np.tile(unlike, (num, 1)))
+            times.append(np.tile(count, num))
+            end.append(np.full(num * len(unlike), which))
+            kinds.append(np.full(num * len(unlike), plans.kind))
+        offset += num
+    cell, rows, kind = np.concatenate(cells), np.concatenate(blocks), np.concatenate(kinds)
     common = (rows * params.common[cell]).sum(axis=1)
     routed = (rows * params.experts[cell]).sum(axis=1)
     left_s, hides = np.zeros(len(cell)), prices.slower[cell] * bounds.hidden_share
@@ -113,7 +151,11 @@ def _tail_s(bounds: "Bounds", where: IntArray, split: _Split, kind: int, device:
         left_s += np.maximum(exchanged_s - hides * room_s, exchanged_s / np.maximum(rows.sum(axis=1), 1))
     parts = prices.optimizer_parts
     spent_s = left_s + bounds.update_s(common / parts[0][cell] + routed / parts[1][cell])
-    return np.asarray(bounds.constant_s + spent_s.reshape(len(where), -1) @ times)
+    tails_s = np.full((offset, 2), bounds.constant_s)
+    np.add.at(tails_s, (np.concatenate(plan), np.concatenate(end)), np.concatenate(times) * spent_s)
+    ends_s = (np.concatenate([plans.ends_s for plans in worth]) + tails_s).max(axis=1)
+    anywhere_s = np.concatenate([plans.anywhere_s for plans in worth]) + bounds.constant_s
+    return np.asarray(np.maximum(ends_s, anywhere_s))
 
 
 def _may_fit(bounds: "Bounds", where: IntArray, pipeline: Pipeline, split: _Split, kind: int) -> np.ndarray:
@@ -137,4 +179,3 @@ def _may_fit(bounds: "Bounds", where: IntArray, pipeline: Pipeline, split: _Spli
         held = state @ blocks.sum(axis=0) + memory.device_bytes[where] + alive.max(axis=1)
         fits &= held <= memory.limit_bytes
     return fits
-

@@ -56,7 +56,7 @@ class Priced:
         return cls(
             problem=problem,
             space=space,
-            prices=price_blocks(problem, space.cells),
+            prices=price_blocks(problem, space.cells, space.recompute_kinds),
             memory_limit_bytes=usable if at_risk else usable / memory_upper(problem, 1.0),
         )
 
@@ -188,6 +188,7 @@ class Priced:
             bound_s=float(self.objective_bounds_s[index]),
             least_total_s=float(self.bounds.least_totals_s[index]),
             heaviest_s=heaviest,
+            recompute_kinds=self.prices.recompute_kinds,
         )
 
     def _cell(self, index: int, heaviest: float) -> CellProblem:

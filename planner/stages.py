@@ -117,6 +117,8 @@ class CellProblem:
     """T: no plan of the cell has a smaller Σ t."""
     heaviest_s: float = math.inf
     """Plans with a device of more load than this are not asked for, and their columns may be missing."""
+    recompute_kinds: tuple[str, ...] = ()
+    """Kinds of recompute that the columns count."""
     played: "Played | None" = None
     """The cell has one plan, all its columns, whose time is known by playing it."""
     pools: tuple[int, ...] = ()

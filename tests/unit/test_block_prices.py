@@ -23,7 +23,7 @@ def _arrays(prices: object, path: str = "") -> dict[str, np.ndarray]:
     if isinstance(prices, dict):
         parts = prices.items()
     elif is_dataclass(prices):
-        skipped = ("problem", "cells", "fabric", "rates")
+        skipped = ("problem", "cells", "fabric", "rates", "distinct_basis_s", "rows")
         parts = [(entry.name, getattr(prices, entry.name)) for entry in fields(prices) if entry.name not in skipped]  # type: ignore[assignment]
     else:
         return {}
@@ -42,10 +42,30 @@ def test_each_cell_of_a_space_costs_what_it_costs_alone(model: str, runtime: str
         calibration=shipped(),
     )
     cells = space_of(problem, Pins()).cells
-    together = _arrays(price_blocks(problem, cells))
+    prices = price_blocks(problem, cells)
+    together = _arrays(prices)
     assert len(distinct_rows(problem, cells)[0]) < len(cells) / 4
     for index in np.random.default_rng(5).choice(len(cells), 40, replace=False).tolist():
-        alone = _arrays(price_blocks(problem, cells.take(np.array([index]))))
+        one = price_blocks(problem, cells.take(np.array([index])))
+        np.testing.assert_array_equal(one.basis_s(0), prices.basis_s(index))
+        alone = _arrays(one)
         assert alone.keys() == together.keys()
         for name, values in alone.items():
             np.testing.assert_array_equal(values[0], together[name][index], err_msg=f"{name} of {cells.layout(index)}")
+
+
+def test_a_search_prices_the_kinds_of_recompute_that_it_uses() -> None:
+    problem = Problem(
+        model=read_model("llama3-8b"),
+        cluster=read_cluster("h100x8"),
+        workload=Workload(seq=4096, gbs=96),
+        runtime=read_runtime("megatron"),
+        calibration=shipped(),
+    )
+    cells = space_of(problem, Pins()).cells
+    every, few = price_blocks(problem, cells), price_blocks(problem, cells, ("full",))
+    assert few.recompute_kinds == ("none", "full")
+    places = [every.recompute_kinds.index(kind) for kind in few.recompute_kinds]
+    np.testing.assert_array_equal(few.backward_s, every.backward_s[..., places])
+    np.testing.assert_array_equal(few.activation_bytes, every.activation_bytes[..., places])
+    np.testing.assert_array_equal(few.basis_s(3), every.basis_s(3)[:, places])

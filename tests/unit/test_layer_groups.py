@@ -70,7 +70,7 @@ PRICES = (
     "backward_compute_s",
     "forward_exposed_s",
     "backward_exposed_s",
-    "basis_s",
+    "distinct_basis_s",
     "activation_bytes",
 )
 CELLS = Cells.of([normalised(dp=4, tp=4, pp=2, mbs=2), normalised(dp=8, zero=3, pp=4), normalised(tp=2, cp=2)])
