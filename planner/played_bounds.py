@@ -73,7 +73,9 @@ def played_bounds(bounds: "Bounds", among: IntArray, below_s: float) -> FloatArr
     cells, num_micro = bounds.cells, bounds.num_micro_batches
     groups: dict[tuple[Schedule, int, int, int], list[int]] = {}
     for place, index in enumerate(among.tolist()):
-        key = (cells.schedule[index], int(cells.pp[index]), int(cells.vpp[index]), int(num_micro[index]))
+        schedule, pp, vpp, micro = cells.schedule[index], cells.pp[index], cells.vpp[index], num_micro[index]
+        # of more micro-batches an interleaved pipeline has no more in flight: `vectors_of`
+        key = (schedule, int(pp), int(vpp), int(min(micro, 4 * pp) if schedule is Schedule.INTERLEAVED else micro))
         groups.setdefault(key, []).append(place)
     worth: list[_Plans] = []
     for (schedule, pp, vpp, micro), members in groups.items():
@@ -87,7 +89,7 @@ def played_bounds(bounds: "Bounds", among: IntArray, below_s: float) -> FloatArr
 
 
 def _plans(bounds: "Bounds", place: IntArray, cell: IntArray, pipeline: Pipeline, below_s: float) -> Iterator[_Plans]:
-    """Of cells with one pipeline, the plans that may fit and may be below."""
+    """Of cells with one pipeline, whatever its micro-batches, the plans that may fit and may be below."""
     problem, names = bounds.problem, bounds.prices.recompute_kinds
     places = tuple(problem.block_places.tolist())
     shape = (pipeline.num_devices, pipeline.num_virtual_per_device)
@@ -115,7 +117,7 @@ def _ends(
     """When the first and the last device are done before their tails, and any device at least; hops out."""
     forward_s = bounds.prices.forward_s[where, :, kind]
     both_s = forward_s + bounds.backward_s[where, :, kind]
-    work_s = pipeline.num_micro_batches * (both_s @ split.of_devices.T)
+    work_s = bounds.num_micro_batches[where, None] * (both_s @ split.of_devices.T)
     done_s = forward_s @ split.before.T + work_s
     first_s = done_s[:, 0]
     if not splits_backward(pipeline.schedule):

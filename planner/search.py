@@ -40,7 +40,7 @@ _EXACT = 2
 """Twice refined: nothing better is known of the cell."""
 _REFINED_ENOUGH = 1.02
 """A bound that was refined below so many times today's limit is not refined again."""
-_FIRST_REFINED, _MOST_REFINED = 16, 512
+_FIRST_REFINED, _MOST_REFINED = 16, 2048
 """Cells whose bounds are refined in one array call: before the first plan is known, and then."""
 SLACKS = (1.02, 1.15, 1.6, 3.0, np.inf)
 """Multiples of its bound below which a cell's best plan is looked for first: few columns, and usually enough."""
