@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cost_models.facts import facts_of_model
 from cost_models.laws import LAWS, Facts, Law, divisors, first_breach
@@ -163,16 +164,10 @@ def enumerate_cells(
     kinds = tuple(kind for kind in offered if pins.allows_value("recompute", kind))
     if not builder.rows or not kinds:
         raise _nothing_legal(builder, kinds)
-    columns = dict(zip(_NAMES, zip(*builder.rows, strict=True), strict=True))
-    objects = {}
-    for name in ("gather", "schedule"):
-        objects[name] = np.empty(len(builder.rows), dtype=object)
-        objects[name][:] = columns.pop(name)
-    family = np.array(columns.pop("family"))
-    cells = Cells(**{name: np.array(values, dtype=np.int64) for name, values in columns.items()}, **objects)  # type: ignore[arg-type]
+    cells, families = builder.cells()
     space = Space(
         cells=cells,
-        families=family,
+        families=families,
         recompute_kinds=kinds,
         even_stages=not runtime.uneven_stages,
         refusals=builder.log.refusals(),
@@ -189,7 +184,9 @@ def on_pools(space: Space, model: Model, cluster: Cluster) -> Space:
     """
     stages = space.cells.num_virtual_stages
     played = (space.cells.vpp > 1) & (model.num_layers % stages != 0)
-    played |= np.array([schedule not in WITH_FORMULA for schedule in space.cells.schedule.tolist()]) & (space.cells.pp > 1)
+    played |= np.array([schedule not in WITH_FORMULA for schedule in space.cells.schedule.tolist()]) & (
+        space.cells.pp > 1
+    )
     formula = np.flatnonzero(~played)
     cells = space.cells.take(formula)
     placed = place(cells, cluster)
@@ -225,21 +222,21 @@ def on_pools(space: Space, model: Model, cluster: Cluster) -> Space:
     )
 
 
-_NAMES = (
-    "dp_replicate",
-    "dp_shard",
-    "cp",
-    "tp",
-    "ep",
-    "etp",
-    "pp",
-    "vpp",
-    "mbs",
-    "zero",
-    "gather",
-    "schedule",
-    "family",
-)
+_DEGREES = ("cp", "tp", "ep", "etp", "pp", "vpp", "mbs")
+_OPTIONS = ("dp_replicate", "dp_shard", "zero", "gather")
+_Option = tuple[int, int, int, Gather]
+"""`_OPTIONS` of a cell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Family:
+    """Cells that differ in their options alone."""
+
+    degrees: tuple[int, ...]
+    """`_DEGREES`"""
+    schedule: Schedule
+    options: Sequence[_Option]
+    number: int
 
 
 def _check_worlds(worlds: Sequence[int], cluster: Cluster) -> None:
@@ -273,9 +270,13 @@ class _Builder:
     pins: Pins
     log: _Log
     families: dict[tuple[object, ...], int]
-    rows: list[tuple[object, ...]] = field(default_factory=list)
+    rows: list[_Family] = field(default_factory=list)
     worlds: list[int] = field(default_factory=list)
-    options: dict[tuple[int, bool, bool, Schedule], list[tuple[int, int, int, Gather]]] = field(default_factory=dict)
+    options: dict[tuple[int, bool, bool, Schedule], list[_Option]] = field(default_factory=dict)
+    batches: dict[tuple[object, ...], bool] = field(default_factory=dict)
+    """What `legal_batch` has been asked."""
+    read_by: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
+    """What the laws of micro-batches read besides."""
     laws: dict[tuple[str, ...], tuple[Law, ...]] = field(default_factory=dict)
 
     def add_world(self, world: int) -> None:
@@ -402,8 +403,7 @@ class _Builder:
         pinned = "mbs" in self.pins.fields
         for mbs in divisors(each) if pinned else (n for n in range(1, MOST_MICRO_BATCH + 1) if each % n == 0):
             num_micro = each // mbs
-            by_batch = replace(facts, schedule=schedule, vpp=vpp, mbs=mbs, num_micro_batches=num_micro)
-            if not self.pinned("mbs", mbs) or not self.legal(by_batch, ("mbs", "num_micro_batches")):
+            if not self.pinned("mbs", mbs) or not self.legal_batch(facts, schedule, vpp, mbs, num_micro):
                 continue
             if 2 * pp * vpp * num_micro > MOST_OPERATIONS:
                 self.log.add("too many operations", _MANY_OPERATIONS, pp=pp, vpp=vpp, num_micro_batches=num_micro)
@@ -418,13 +418,25 @@ class _Builder:
             if need is not None:
                 self.log.add(f"schedule {schedule}", need.law, pp=pp, vpp=vpp, num_micro_batches=num_micro)
                 continue
-            degrees = (facts.cp, facts.tp, facts.ep, facts.etp, pp, vpp, mbs)
+            degrees = (facts.cp or 1, facts.tp or 1, facts.ep or 1, facts.etp or 1, pp, vpp, mbs)
             family = self.families.setdefault((dp, *degrees, schedule), len(self.families))
-            self.rows.extend(
-                (replicate, shard, *degrees, zero, gather, schedule, family)
-                for replicate, shard, zero, gather in self.options_of(by_batch)
-                if zero == 0 or self.divides_experts(by_batch, shard)
-            )
+            options = [o for o in self.options_of(facts, schedule) if o[2] == 0 or self.divides_experts(facts, o[1])]
+            if options:
+                self.rows.append(_Family(degrees=degrees, schedule=schedule, options=options, number=family))
+
+    def legal_batch(self, facts: Facts, schedule: Schedule, vpp: int, mbs: int, num_micro: int) -> bool:
+        """Whether the laws of micro-batches hold; each question that they can tell apart is asked once."""
+        fresh = ("mbs", "num_micro_batches")
+        asked = tuple(getattr(facts, name) for name in self.read_by.get(fresh, ()))
+        key = (schedule, vpp, mbs, num_micro, *asked)
+        if fresh not in self.read_by or key not in self.batches:
+            by_batch = replace(facts, schedule=schedule, vpp=vpp, mbs=mbs, num_micro_batches=num_micro)
+            legal = self.legal(by_batch, fresh)
+            read = {name for law in self.laws[fresh] for name in (*law.operands, *law.optional)}
+            self.read_by[fresh] = tuple(sorted(read - {"schedule", "vpp", *fresh}))
+            key = (schedule, vpp, mbs, num_micro, *(getattr(facts, name) for name in self.read_by[fresh]))
+            self.batches[key] = legal
+        return self.batches[key]
 
     def divides_experts(self, facts: Facts, dp_shard: int) -> bool:
         """Whether the ranks that ZeRO divides over hold whole expert groups; counted where not."""
@@ -434,17 +446,19 @@ class _Builder:
             self.log.add("shard of experts", law, dp_shard=dp_shard, cp=facts.cp, tp=facts.tp, ep=facts.ep)
         return ranks % group == 0
 
-    def options_of(self, facts: Facts) -> list[tuple[int, int, int, Gather]]:
+    def options_of(self, facts: Facts, schedule: Schedule) -> list[_Option]:
         """(dp_replicate, dp_shard, zero, gather) of a data-parallel degree."""
         dp, pipeline, context = facts.dp or 1, (facts.pp or 1) > 1, (facts.cp or 1) > 1
-        key = (dp, pipeline, context, Schedule(facts.schedule or Schedule.ONE_F_ONE_B))
+        key = (dp, pipeline, context, schedule)
         if key not in self.options:
             found = []
             for zero in self.runtime.zero_levels_with_pp if pipeline else self.runtime.zero_levels:
                 shards = [1] if zero == 0 else [shard for shard in divisors(dp) if shard > 1 or context]
                 gather = Gather(self.runtime.zero2_gather) if zero == 2 else Gather(LEGAL_GATHER[zero][0])
                 for shard in shards:
-                    by_option = replace(facts, zero=zero, gather=gather, dp_shard=shard, dp_replicate=dp // shard)
+                    by_option = replace(
+                        facts, schedule=schedule, zero=zero, gather=gather, dp_shard=shard, dp_replicate=dp // shard
+                    )
                     names = {"zero": zero, "gather": gather, "dp_shard": shard, "dp_replicate": dp // shard}
                     if all(self.pinned(name, value) for name, value in names.items()) and self.legal(
                         by_option, ("zero", "gather", "dp_shard", "dp_replicate")
@@ -455,11 +469,29 @@ class _Builder:
 
     def add_extra(self, layout: Layout) -> None:
         """One layout that must be in the space."""
-        row = tuple(getattr(layout, name) for name in _NAMES[:-1])
-        if any(row == known[:-1] for known in self.rows):
-            return
-        key = (layout.dp, *row[2:9], layout.schedule)
-        self.rows.append((*row, self.families.setdefault(key, len(self.families))))
+        degrees = tuple(getattr(layout, name) for name in _DEGREES)
+        option = (layout.dp_replicate, layout.dp_shard, layout.zero, layout.gather)
+        number = self.families.setdefault((layout.dp, *degrees, layout.schedule), len(self.families))
+        if not any(number == row.number and option in row.options for row in self.rows):
+            self.rows.append(_Family(degrees=degrees, schedule=layout.schedule, options=[option], number=number))
+
+    def cells(self) -> tuple[Cells, IntArray]:
+        """All cells, and the number of each one's family."""
+        times = np.array([len(row.options) for row in self.rows])
+        degrees = np.repeat(np.array([row.degrees for row in self.rows], dtype=np.int64), times, axis=0)
+        options = [option for row in self.rows for option in row.options]
+        arrays: dict[str, Any] = dict(zip(_DEGREES, degrees.T, strict=True))
+        for name, values in zip(_OPTIONS, zip(*options, strict=True), strict=True):
+            arrays[name] = _objects(values) if name == "gather" else np.array(values, dtype=np.int64)
+        schedules = np.repeat(_objects([row.schedule for row in self.rows]), times)
+        numbers = np.repeat(np.array([row.number for row in self.rows]), times)
+        return Cells(**arrays, schedule=schedules), numbers
+
+
+def _objects(values: Sequence[object]) -> NDArray[np.object_]:
+    found = np.empty(len(values), dtype=object)
+    found[:] = values
+    return found
 
 
 def chunk_counts(schedule: Schedule, num_layers: int, pp: int) -> list[int]:
@@ -485,21 +517,13 @@ def _nothing_legal(builder: _Builder, kinds: Sequence[str]) -> InfeasibleError |
         free = _Builder(facts=builder.facts, runtime=runtime, pins=others, log=_Log(), families={})
         for world in builder.worlds:
             free.add_world(world)
-        if free.rows and pin.field in (*_NAMES, "dp"):
-            legal = sorted({_value(row, pin.field) for row in free.rows})
+        if free.rows and pin.field in (*_DEGREES, *_OPTIONS, "schedule", "dp"):
+            legal = sorted(set(getattr(free.cells()[0], pin.field).tolist()))
             told.append(
                 f"in place of the pin {pin}, with all else as it is: {pin.field} = {', '.join(map(str, legal))}"
             )
     pinned = f" with the pins {pins}" if pins.pins else ""
     return InfeasibleError(f"no layout is legal here{pinned}", relaxations=tuple(told))
-
-
-def _value(row: tuple[Any, ...], field: str) -> Any:
-    """A field of a row; dp is the product of its parts."""
-    if field == "dp":
-        return _value(row, "dp_replicate") * _value(row, "dp_shard")
-    value = row[_NAMES.index(field)]
-    return getattr(value, "value", value)
 
 
 def _restrictions(runtime: Runtime, pins: Pins, worlds: Sequence[int], cluster: Cluster) -> tuple[str, ...]:
