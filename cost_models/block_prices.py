@@ -122,7 +122,7 @@ class BlockPrices:
             forward_exposed_s=of(self.forward_exposed_s),
             backward_exposed_s=of(self.backward_exposed_s),
             distinct_basis_s=self.distinct_basis_s[:, :, kinds],
-            rows=row,
+            rows=self.rows[row],
             activation_bytes=of(self.activation_bytes),
             hop_bytes=self.hop_bytes[row],
             slower=self.slower[row],

@@ -48,6 +48,9 @@ class Pooled(Priced):
         space = replace(self.space, recompute_kinds=(self.thriftiest_kind,))
         return replace(self, space=space, of_pools=tuple(replace(one, space=space) for one in self.of_pools))
 
+    def _thriftily(self, index: int) -> CellProblem:
+        return self._thrifty.cell(index, np.inf)
+
     def without_limit(self) -> "Pooled":
         """The same space where memory has no end."""
         pools = tuple(replace(one, memory_limit_bytes=np.inf) for one in self.of_pools)

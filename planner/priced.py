@@ -152,16 +152,25 @@ class Priced:
     def _family_fits(self) -> dict[int, bool]:
         return {}
 
-    @cached_property
-    def _thrifty(self) -> "Priced":
-        return replace(self, space=replace(self.space, recompute_kinds=(self.thriftiest_kind,)))
+    def _thriftily(self, index: int) -> CellProblem:
+        """The cell with the thriftiest recompute on all layers, and no limit on its time; priced alone."""
+        which, kinds = np.array([index]), (self.thriftiest_kind,)
+        cells = self.space.cells.take(which)
+        known = tuple(k for k in self.prices.recompute_kinds if k in (self.prices.recompute_kinds[0], *kinds))
+        alone = Priced(
+            problem=self.problem,
+            space=replace(self.space, cells=cells, families=self.families[which], recompute_kinds=kinds),
+            prices=self.prices.spread(cells, which, known),
+            memory_limit_bytes=self.memory_limit_bytes,
+        )
+        return alone.cell(0, np.inf)
 
     def _fits_thriftily(self, index: int) -> bool:
         if self.memory_floors_bytes[index] > self.memory_limit_bytes:
             return False
         if self.bounds.played[index]:
             return fits_played(self, self._empty(index, np.inf))
-        return least_objective(self._thrifty.cell(index, np.inf)) is not None
+        return least_objective(self._thriftily(index)) is not None
 
     def cell_for_bound(self, index: int, below_s: float) -> CellProblem:
         """The cell with every column of a plan with R ≤ `below_s`: R is at least m times the load of each device."""

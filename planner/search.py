@@ -36,8 +36,6 @@ AGREEMENT = 1e-6
 """Relative difference of J beyond which search and ILP disagree."""
 _REFINE_BELOW = 0.92
 """Closed bounds on R below this share of S are worth their exact value."""
-_EXACT = 2
-"""Twice refined: nothing better is known of the cell."""
 _REFINED_ENOUGH = 1.02
 """A bound that was refined below so many times today's limit is not refined again."""
 _FIRST_REFINED, _MOST_REFINED = 16, 2048
@@ -177,47 +175,48 @@ class _Search:
     def open_cells(self) -> None:
         """Opens cells in the order of their bounds until none can be worth it; bounds are refined on the way, many at a time."""
         self.bounds_s = self.space.objective_bounds_s.copy()
+        waiting = np.argsort(self.bounds_s, kind="stable")  # not refined yet, from `begin` on
+        waiting = waiting[np.isfinite(self.bounds_s[waiting])]
+        begin, heap = 0, list[tuple[float, int]]()
         refined_at_s = np.full(len(self.bounds_s), np.nan)
-        families = self.space.families
-        heap = [(bound_s, index) for index, bound_s in enumerate(self.bounds_s.tolist()) if np.isfinite(bound_s)]
-        heapq.heapify(heap)
-        while heap:
-            bound_s, index = heap[0]
+        while heap or begin < len(waiting):
             limit_s = self.limit_s()
+            next_s = float(self.bounds_s[waiting[begin]]) if begin < len(waiting) else np.inf
+            bound_s = min(next_s, heap[0][0] if heap else np.inf)
             if bound_s > limit_s:
                 return
             if self.left_s() <= 0:
                 self.unopened_bound_s = bound_s
                 return
-            if not refined_at_s[index] <= limit_s * _REFINED_ENOUGH:  # or never: nan
-                self._refine(heap, refined_at_s, limit_s)
-                continue
-            heapq.heappop(heap)
-            if bound_s < self.best_of_family.get(int(families[index]), np.inf):
-                self.look(index, min(limit_s, self.best_of_family.get(int(families[index]), np.inf)))
-
-    def _refine(self, heap: list[tuple[float, int]], refined_at_s: FloatArray, limit_s: float) -> None:
-        """Tighter bounds for the cells of least bound; those that turn out to have no plan below the limit leave the heap."""
-        batch: list[int] = []
-        again: list[tuple[float, int]] = []
-        # before any plan is known: few first, and more each time that none of them had one
-        most = (
-            min(max(_FIRST_REFINED, int((~np.isnan(refined_at_s)).sum())), _MOST_REFINED)
-            if np.isinf(limit_s)
-            else _MOST_REFINED
-        )
-        while heap and len(batch) < most and heap[0][0] <= limit_s:
-            entry = heapq.heappop(heap)
-            if refined_at_s[entry[1]] <= limit_s * _REFINED_ENOUGH:
-                again.append(entry)
+            if next_s <= bound_s:
+                # before any plan is known: few first, and more each time that none of them had one
+                most = _MOST_REFINED if np.isfinite(limit_s) else min(max(_FIRST_REFINED, begin), _MOST_REFINED)
+                batch = waiting[begin : begin + most]
+                batch = batch[self.bounds_s[batch] <= limit_s]
+                begin += len(batch)
+                self._refine(heap, batch, refined_at_s, limit_s)
+            elif refined_at_s[heap[0][1]] > limit_s * _REFINED_ENOUGH:
+                worth = [index for bound, index in sorted(heap) if bound <= limit_s]
+                stale = [index for index in worth if refined_at_s[index] > limit_s * _REFINED_ENOUGH][:_MOST_REFINED]
+                again = set(stale)
+                heap = [entry for entry in heap if entry[1] not in again]
+                self._refine(heap, np.array(stale), refined_at_s, limit_s)
             else:
-                batch.append(entry[1])
-        among = np.array(batch)
+                self._open(heapq.heappop(heap), limit_s)
+
+    def _open(self, entry: tuple[float, int], limit_s: float) -> None:
+        """Looks into a cell whose bound is better than what is known of its siblings."""
+        bound_s, index = entry
+        known_s = self.best_of_family.get(int(self.space.families[index]), np.inf)
+        if bound_s < known_s:
+            self.look(index, min(limit_s, known_s))
+
+    def _refine(self, heap: list[tuple[float, int]], among: IntArray, refined_at_s: FloatArray, limit_s: float) -> None:
+        """Tighter bounds for some cells; those that have a plan below the limit go onto the heap."""
         self.bounds_s[among] = np.maximum(self.bounds_s[among], self.space.bounds_below(limit_s, among))
         refined_at_s[among] = limit_s
-        for entry in (*again, *zip(self.bounds_s[among].tolist(), batch, strict=True)):
-            if np.isfinite(entry[0]):
-                heapq.heappush(heap, entry)
+        heap.extend(e for e in zip(self.bounds_s[among].tolist(), among.tolist(), strict=True) if np.isfinite(e[0]))
+        heapq.heapify(heap)
 
     def look(self, index: int, limit_s: float) -> CellOptimum | None:
         """The best plan of a cell if its J is at most `limit_s`; without a limit, with few columns first."""
@@ -306,24 +305,27 @@ class _Search:
         Bounds below 0.92 S are refined: first with memory, many at a time, then (v = 1) to the least R of the cell.
         """
         bounds, worth_s = self.space.simulated_bounds_s, _REFINE_BELOW * simulated_s
-        heap = [(bound_s, index, 0) for index, bound_s in enumerate(bounds.tolist()) if np.isfinite(bound_s)]
+        waiting = np.argsort(bounds, kind="stable")
+        # those below are refined with memory; the first of the others bounds them all
+        below = waiting[bounds[waiting] < worth_s]
+        rest = waiting[len(below) :]
+        heap = [(float(bounds[index]), int(index), True) for index in rest[:1]]
+        for some in np.array_split(below, max(1, -(-len(below) // _MOST_REFINED))):
+            if self.left_s() <= 0:
+                heap.extend((float(bounds[index]), int(index), True) for index in some[:1])
+                continue
+            tighter_s = np.minimum(self.space.simulated_bounds_below(simulated_s, some), simulated_s)
+            refined_s = np.maximum(bounds[some], tighter_s).tolist()
+            heap.extend(
+                zip(refined_s, some.tolist(), (self.space.layout(i).vpp > 1 for i in some.tolist()), strict=True)
+            )
         heapq.heapify(heap)
         while True:
-            bound_s, index, refined = heap[0]
-            if bound_s >= worth_s or refined == _EXACT or self.left_s() <= 0:
+            bound_s, index, known = heap[0]
+            if bound_s >= worth_s or known or self.left_s() <= 0:
                 return min(bound_s, simulated_s), index
-            if refined == 0:
-                among: list[int] = []
-                while heap and len(among) < _MOST_REFINED and heap[0][0] < worth_s and heap[0][2] == 0:
-                    among.append(heapq.heappop(heap)[1])
-                tighter = self.space.simulated_bounds_below(simulated_s, np.array(among))
-                for one, tight_s in zip(among, tighter.tolist(), strict=True):
-                    heapq.heappush(heap, (max(float(bounds[one]), min(tight_s, simulated_s)), one, 1))
-            elif self.space.layout(index).vpp > 1:
-                heapq.heapreplace(heap, (bound_s, index, _EXACT))
-            else:
-                cell = self.space.cell_for_bound(index, simulated_s)
-                heapq.heapreplace(heap, (max(bound_s, least_lower_bound_s(cell, simulated_s)), index, _EXACT))
+            cell = self.space.cell_for_bound(index, simulated_s)
+            heapq.heapreplace(heap, (max(bound_s, least_lower_bound_s(cell, simulated_s)), index, True))
 
 
 def candidate(cell: CellProblem, picks: IntArray, objective_s: float) -> Candidate:
