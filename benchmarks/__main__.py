@@ -5,7 +5,7 @@ import json
 import sys
 from pathlib import Path
 
-from benchmarks.registry import benchmarks, write_result
+from benchmarks.registry import benchmarks, without_text, write_result
 
 
 def main() -> int:
@@ -13,7 +13,7 @@ def main() -> int:
     known = benchmarks()
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"all by default; known: {', '.join(known)}")
-    parser.add_argument("--published", type=Path, help="folder of published runs")
+    parser.add_argument("--published", type=Path, help="folder of published runs (and beside it, of cases)")
     parser.add_argument("--out", type=Path, help="folder for the results; without it they are printed alone")
     asked = parser.parse_args()
     unknown = sorted(set(asked.names) - set(known))
@@ -28,7 +28,7 @@ def main() -> int:
             if asked.names:
                 return 2
             continue
-        print(json.dumps({name: found}, indent=1))
+        print(found.get("text") or json.dumps({name: without_text(found)}, indent=1))
         if asked.out:
             print(f"wrote {write_result(name, found, asked.out)}", file=sys.stderr)
     return 0

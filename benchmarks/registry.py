@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 Benchmark = Callable[[Path | None], Mapping[str, Any]]
-"""Folder of published runs, or None -> what was found, as plain JSON data. Raises FileNotFoundError where it needs the folder."""
+"""Folder of published runs, or None -> what was found, as plain JSON data; under "text", if it has one, a table for people.
+
+Raises FileNotFoundError where it needs the folder.
+"""
 
 _BENCHMARKS: dict[str, Benchmark] = {}
-_FILES = ("simulation", "schedules", "pricing", "terms")
+_FILES = ("simulation", "schedules", "pricing", "terms", "planning", "picks", "cases")
 """Files of this folder that register one."""
 
 
@@ -42,7 +45,7 @@ def machine() -> dict[str, Any]:
     if cpuinfo.is_file():
         names = [line for line in cpuinfo.read_text(encoding="utf-8").splitlines() if line.startswith("model name")]
         model = names[0].split(":", 1)[1].strip() if names else model
-    packages = ("meshwright", "numpy")
+    packages = ("meshwright", "numpy", "pulp", "highspy")
     versions = {name: metadata.version(name) for name in packages if _installed(name)}
     return {
         "cpu": model,
@@ -61,11 +64,18 @@ def _installed(name: str) -> bool:
     return True
 
 
+def without_text(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The data of a result, its table in words left out."""
+    return {key: value for key, value in found.items() if key != "text"}
+
+
 def write_result(name: str, found: Mapping[str, Any], folder: Path) -> Path:
-    """Writes `DATE-NAME.json` into `folder`."""
+    """Writes `DATE-NAME.json` into `folder`, and `DATE-NAME.txt` beside it where the result has a `text`."""
     today = date.today().isoformat()
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{today}-{name}.json"
-    document = {"benchmark": name, "date": today, "machine": machine(), "found": found}
+    document = {"benchmark": name, "date": today, "machine": machine(), "found": without_text(found)}
+    if "text" in found:
+        path.with_suffix(".txt").write_text(found["text"] + "\n", encoding="utf-8")
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return path
