@@ -286,7 +286,12 @@ class Bounds:
         slower, hides = self.prices.slower[among], self.hidden_share
         most_blocks = self._most_layers(self.memory.take(among), heaviest_s) + 2
         found = [self.longest_tails_s[among]]
-        for params, experts in ((common[among], np.zeros(len(among))), (np.zeros(len(among)), routed[among])):
+        # and some device has this many layers of the commonest kind, with all their parameters
+        kind = int(np.argmax(self._layer_counts))
+        layers, held = -(-self._layer_counts[kind] // self.cells.pp[among]), self.prices.memory.params
+        alike = (layers * held.common[among, 1 + kind], layers * held.experts[among, 1 + kind])
+        nothing = np.zeros(len(among))
+        for params, experts in ((common[among], nothing), (nothing, routed[among]), alike):
             updated = params / parts[0][among] + experts / parts[1][among]
             exchanged_s = sum(late_s(self.prices, among, params, experts))
             with np.errstate(invalid="ignore"):
