@@ -1,11 +1,15 @@
 """Which pool of a mixed cluster may serve which stage of a pipeline.
 
 A stage lies in one pool and all stages take as many GPUs, world/pp. Where all GPUs are used, pool g serves N_g·pp/world stages,
-which must be whole. Where some stay idle, whole pools are filled and at most one is used in part. The stages of one pool are
-neighbours, so that data leaves a pool once: an arrangement is an order of the pools along the pipeline.
+which must be whole. Where some stay idle, whole pools are filled and at most one is used in part.
+
+An arrangement is the pool of each position of the pipeline. All orders are taken where they are few. Where they are many the
+stages of one pool are neighbours, so that data leaves a pool once: one arrangement for each order of the pools. Orders matter
+where blocks are unlike or few: a slow pool at both ends takes embedding and head, and leaves the layers to the fast one.
 """
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -18,7 +22,9 @@ Arrangement = tuple[int, ...]
 """(pp,) the number of the pool of each position of the pipeline."""
 
 LAW = "GPUs of each pool · pp / world is whole: a stage lies in one pool"
-NEIGHBOURS = "the stages of one pool are neighbours in the pipeline"
+MOST_ORDERS = 24
+"""Orders of stages that are all tried; a pipeline with more has those in which the stages of a pool are neighbours."""
+NEIGHBOURS = f"the stages of one pool are neighbours in the pipeline, where there are more than {MOST_ORDERS} orders"
 
 
 def arrangements(gpus: Sequence[int], world: int, pp: int) -> tuple[Arrangement, ...]:
@@ -29,7 +35,19 @@ def arrangements(gpus: Sequence[int], world: int, pp: int) -> tuple[Arrangement,
         used = [pool for pool, count in enumerate(counts) if count]
         for order in itertools.permutations(used):
             found[tuple(pool for pool in order for _ in range(counts[pool]))] = None
+        if math.factorial(pp) // math.prod(map(math.factorial, counts)) <= MOST_ORDERS:
+            found |= dict.fromkeys(_orders(counts))
     return tuple(found)
+
+
+def _orders(counts: Sequence[int]) -> Iterator[Arrangement]:
+    """Every distinct order of so many stages of each pool."""
+    if not any(counts):
+        yield ()
+    for pool, count in enumerate(counts):
+        if count:
+            left = [n - (other == pool) for other, n in enumerate(counts)]
+            yield from ((pool, *rest) for rest in _orders(left))
 
 
 def _counts(gpus: Sequence[int], world: int, pp: int, each: int) -> Iterator[tuple[int, ...]]:
