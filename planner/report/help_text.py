@@ -209,7 +209,8 @@ def _clusters() -> list[str]:
         )
     return [
         paragraph(
-            "Preset x GPUs, as in h100x64 or a100-80x1024; or the path of a cluster file. Fewer GPUs than a node has make one "
+            "Preset x GPUs, as in h100x64 or a100-80x1024; several kinds joined by +, as in h100x64+a100-80x128; or the path of a "
+            "cluster file. Fewer GPUs than a node has make one "
             "smaller node, more must fill whole nodes. `meshwright probe h100x64` shows one in full, and -o writes it as a file."
         ),
         "",
