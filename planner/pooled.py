@@ -12,6 +12,7 @@ from cost_models.memory import memory_upper, usable_bytes
 from cost_models.placement import Placement, placed_hops_s, price_pools
 from cost_models.problem import Columns, Problem
 from cost_models.schedules import FloatArray
+from planner.known import Known, known_of
 from planner.pool_bounds import PoolBounds
 from planner.priced import Priced
 from planner.space import Space
@@ -55,6 +56,12 @@ class Pooled(Priced):
         """The same space where memory has no end."""
         pools = tuple(replace(one, memory_limit_bytes=np.inf) for one in self.of_pools)
         return replace(self, memory_limit_bytes=np.inf, of_pools=pools)
+
+    @cached_property
+    def known(self) -> Known:
+        """What earlier searches found out about cells of the same problem."""
+        limits = [one.memory_limit_bytes for one in self.of_pools]
+        return known_of(self.problem, limits, self.space.recompute_kinds)
 
     def _limits(self, index: int) -> FloatArray:
         return np.array([self.of_pools[pool].memory_limit_bytes for pool in self.space.pools(index)])

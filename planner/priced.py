@@ -24,6 +24,7 @@ from cost_models.stage import (
 from planner.bounds import Bounds
 from planner.floors import vectors_of
 from planner.incumbent import least_objective
+from planner.known import Known, known_of
 from planner.played import best_played, fits_played
 from planner.space import Space
 from planner.stages import (
@@ -123,6 +124,15 @@ class Priced:
     def families(self) -> IntArray:
         """(n,) entries of the same number differ in options only."""
         return self.space.families
+
+    def name(self, index: int) -> str:
+        """An entry as text."""
+        return self.space.name(index)
+
+    @cached_property
+    def known(self) -> Known:
+        """What earlier searches found out about cells of the same problem."""
+        return known_of(self.problem, self.memory_limit_bytes, self.space.recompute_kinds)
 
     def layout(self, index: int) -> Layout:
         """Degrees and options of a cell."""

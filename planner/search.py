@@ -24,6 +24,7 @@ from planner.errors import InfeasibleError, InternalError, TimeLimitError
 from planner.exhaustive import flaw
 from planner.formulation.choice import formulate
 from planner.incumbent import CellOptimum, least_lower_bound_s, least_objective
+from planner.known import Known
 from planner.reduction import needed_columns
 from planner.solver import Infeasible, Optimal, SolverName, TimedOut, available_solvers, solve
 from planner.stages import CellProblem
@@ -84,6 +85,15 @@ class PricedSpace(Protocol):
 
     def layout(self, index: int) -> Layout:
         """Degrees and options of the cell."""
+        ...
+
+    def name(self, index: int) -> str:
+        """The cell as text: what is known of it is known by this name."""
+        ...
+
+    @property
+    def known(self) -> Known:
+        """What earlier searches found out about cells of the same problem."""
         ...
 
 
@@ -224,14 +234,26 @@ class _Search:
         if np.isinf(limit_s) and not self.space.fits(index):
             self.looked_below[index] = limit_s
             return None
+        known, name = self.space.known, self.space.name(index)
+        if name in known.best:
+            cell, best = known.best[name]
+            if best.objective_s <= limit_s * (1 + AGREEMENT / 10):
+                self._keep(index, replace(cell, index=index, bound_s=bound_s), best)
+                return best
+            self.looked_below[index] = limit_s
+            return None
+        if known.nothing_below_s.get(name, -np.inf) >= limit_s:
+            self.looked_below[index] = limit_s
+            return None
         for slack in SLACKS if np.isinf(limit_s) else (np.inf,):
             below_s = min(limit_s, bound_s * slack)
             cell = replace(self.space.cell(index, below_s), bound_s=bound_s)
             found = least_objective(cell)
             if found is not None and found.objective_s <= below_s * (1 + AGREEMENT / 10):
                 self._keep(index, cell, found)
+                known.remember(name, cell, found)
                 return found
-        self.looked_below[index] = limit_s
+        self.looked_below[index] = known.nothing_below_s[name] = limit_s
         return None
 
     def _keep(self, index: int, cell: CellProblem, found: CellOptimum) -> None:
@@ -289,6 +311,17 @@ class _Search:
             proved_s = min(cell.bound_s for cell in self.opened.values())
         return best, min(proved_s, self.unopened_bound_s, best.objective_s)
 
+    def decide_one(self, index: int) -> Candidate:
+        """The plan of one opened cell that the ILP decides on; asked once in a process."""
+        decided, key = self.space.known.decided, f"{self.solver} {self.space.name(index)}"
+        if key not in decided:
+            found, proved_s = self.decide([index], self.optima[index].objective_s)
+            if proved_s is None or proved_s < found.objective_s * (1 - AGREEMENT):
+                return found
+            decided[key] = found
+        found = decided[key]
+        return replace(found, cell=replace(found.cell, index=index))
+
     def near(self, objective_s: float) -> list[int]:
         """Of each family whose best J is within δ, the option that has it; the best family first."""
         by_objective = sorted(self.optima, key=lambda index: (self.optima[index].objective_s, index))
@@ -324,8 +357,17 @@ class _Search:
             bound_s, index, known = heap[0]
             if bound_s >= worth_s or known or self.left_s() <= 0:
                 return min(bound_s, simulated_s), index
-            cell = self.space.cell_for_bound(index, simulated_s)
-            heapq.heapreplace(heap, (max(bound_s, least_lower_bound_s(cell, simulated_s)), index, True))
+            heapq.heapreplace(heap, (max(bound_s, self._least_of(index, simulated_s)), index, True))
+
+    def _least_of(self, index: int, simulated_s: float) -> float:
+        """v = 1: the least R of a cell, or `simulated_s` where every R is at least that."""
+        found, name = self.space.known.least_simulated_s, self.space.name(index)
+        least_s, below_s = found.get(name, (np.nan, -np.inf))
+        if least_s < below_s or below_s >= simulated_s:
+            return min(least_s, simulated_s)
+        least_s = least_lower_bound_s(self.space.cell_for_bound(index, simulated_s), simulated_s)
+        found[name] = least_s, simulated_s
+        return least_s
 
 
 def candidate(cell: CellProblem, picks: IntArray, objective_s: float) -> Candidate:
@@ -378,7 +420,7 @@ def search(
             raise TimeLimitError(f"the time limit of {time_limit_s:g} s ended before the first plan was known")
         raise InfeasibleError("no plan of the space fits into the devices' memory")
     best, bound_s = state.decide_all()
-    near = [state.decide([index], state.optima[index].objective_s)[0] for index in state.near(best.objective_s)]
+    near = [state.decide_one(index) for index in state.near(best.objective_s)]
     near.sort(key=lambda candidate: (candidate.simulated_s, candidate.objective_s, candidate.cell.index))
     chosen = min([*near, *always], key=lambda candidate: candidate.simulated_s)
     least_s, least_cell = state.least_bound(chosen.simulated_s)

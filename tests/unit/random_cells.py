@@ -11,6 +11,7 @@ from cost_models.schedules import Pipeline, devices_of_stages, max_held, max_in_
 from cost_models.simulation import StageTimes, simulate
 from cost_models.step import lower_bound_s
 from planner.exhaustive import overfull
+from planner.known import Known
 from planner.stages import CellProblem, Played, StageColumns, fits_alone, heaviest_below
 
 PLAYED = (Schedule.LOOPED_BFS, Schedule.INTERLEAVED_ZB, Schedule.ZBV, Schedule.DUALPIPEV)
@@ -200,6 +201,7 @@ class MadeUpSpace:
     objective_bounds_s: np.ndarray = field(init=False)
     simulated_bounds_s: np.ndarray = field(init=False)
     least_totals_s: list[float] = field(init=False)
+    known: Known = field(init=False, default_factory=Known)
 
     def __post_init__(self) -> None:
         totals = [_least_sum(cell, cell.columns.load_s) for cell in self.cells]
@@ -219,6 +221,9 @@ class MadeUpSpace:
 
     def layout(self, index: int) -> Layout:
         return self.cells[index].layout
+
+    def name(self, index: int) -> str:
+        return str(index)
 
     def cell(self, index: int, below_s: float) -> CellProblem:
         cell = replace(
