@@ -12,6 +12,7 @@ R, v = 1. From the last stage backwards, with A and F counted from the stage in 
     V1(p) = max(m W_p, t_p + V1(p+1)),   V2(p) = max(m W_p + tail_p, f_p + V2(p+1)),   R = max(V1(0) + tail_0, V2(0)).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -24,6 +25,9 @@ _CHUNK = 64
 """Threshold tuples that share one pass of the dynamic programme."""
 _MOST_THRESHOLDS = 1_000_000
 """Size of a product of thresholds beyond which it is walked in slices."""
+_ROUNDING = 1e-9
+_SHARES_OF_GAP = (1 / 64, 1 / 16, 1 / 4)
+"""Of the way from the relaxation to a greedy combination: limits that are tried before the greedy one's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -300,15 +304,39 @@ class _Chunks:
         """(load (n,), tail (n,), picks (n, v)) of the combinations that fit and that may be in a best plan, by load.
 
         Chunk after chunk, without those that another beats in load, in tail + load/v (what a longer tail costs in J a smaller
-        load gives back) and in memory, and without those that cannot end below `_most_load`. Of chunks with the same columns
-        the one with more in flight keeps no more of a micro-batch: swapping two columns that do otherwise only frees memory.
+        load gives back) and in memory, and without those that cannot end below what is known to be enough. Of chunks with the
+        same columns the one with more in flight keeps no more of a micro-batch: swapping two columns that do otherwise only
+        frees memory.
         """
-        cell, vpp = self.cell, self.cell.layout.vpp
-        lightest = self._lightest()
+        lightest, vpp = self._lightest(), self.cell.layout.vpp
         if len(lightest) < vpp:
             return np.empty(0), np.empty(0), np.empty((0, vpp), dtype=np.intp)
-        most = min(cell.heaviest_s, self._most_load(lightest)) * (1 + 1e-9)
-        rate, follows = self._rates(lightest), self._follows()
+        savings = self._savings(lightest)
+        missing = self.used[:, lightest].sum(axis=1)[:, None] - self.limit_bytes
+        least_s = float(self.load[lightest].sum() + savings.least_s(0, missing, self.limit_bytes)[0])
+        most = min(self.cell.heaviest_s, self._most_load(lightest)) * (1 + _ROUNDING)
+        if len(self.numbers) > vpp and least_s < most < np.inf:
+            # the best one lies close above the relaxation, and with a lower limit far fewer are looked at on the way
+            for share in _SHARES_OF_GAP:
+                limit_s = least_s + share * (most - least_s)
+                found = self._up_to(limit_s, lightest, savings)
+                if len(found[0]):
+                    enough_s = self._enough_s(float(found[0][0]), float(found[1][0])) * (1 + _ROUNDING)
+                    return found if enough_s <= limit_s else self._up_to(min(enough_s, most), lightest, savings)
+        return self._up_to(most, lightest, savings)
+
+    def _enough_s(self, load_s: float, tail_s: float) -> float:
+        """Combinations with more load than this are in no best plan, where one of this load and tail fits.
+
+        In J, Σt/v falls by at least what the longer tail of that one may add, and it is better for every other device.
+        """
+        vpp = self.cell.layout.vpp
+        least_tail_s = sum(float(self.tail[self.chunk == chunk].min()) for chunk in range(vpp))
+        return load_s + vpp * max(0.0, tail_s - least_tail_s)
+
+    def _up_to(self, most: float, lightest: IntArray, savings: "_Savings") -> tuple[FloatArray, FloatArray, IntArray]:
+        """Of `combinations`, those of a load up to `most`."""
+        vpp, follows = self.cell.layout.vpp, self._follows()
         load, tail, used, kept_before = np.zeros(1), np.zeros(1), np.zeros((len(self.used), 1)), np.zeros(1)
         picks = np.empty((1, 0), dtype=np.intp)
         for chunk in range(vpp):
@@ -322,9 +350,7 @@ class _Chunks:
             used, picks = used[:, rows] + self.used[:, added], np.column_stack((picks[rows], self.numbers[added]))
             later = lightest[chunk + 1 :]
             missing = used + self.used[:, later].sum(axis=1)[:, None] - self.limit_bytes
-            best_rate = rate[:, chunk + 1 :].max(axis=1, initial=0.0)[:, None]
-            with np.errstate(divide="ignore", invalid="ignore"):
-                extra = np.where(missing > 0, missing / best_rate, 0.0).max(axis=0)
+            extra = savings.least_s(chunk + 1, missing, self.limit_bytes)
             kept = np.isfinite(extra) & (load + self.load[later].sum() + extra <= most)
             load, tail, used, picks, kept_before = load[kept], tail[kept], used[:, kept], picks[kept], kept_before[kept]
             values = [load, tail + load / vpp, *(used if len(later) else ())]
@@ -353,26 +379,38 @@ class _Chunks:
         order = np.lexsort((self.load, self.chunk))
         return order[np.unique(self.chunk[order], return_index=True)[1]]
 
-    def _rates(self, lightest: IntArray) -> FloatArray:
-        """(V, v) most bytes that a column of each chunk saves for a second more than the lightest one, at each vector."""
-        base = lightest[self.chunk]
-        slower, saved = self.load - self.load[base], self.used[:, base] - self.used
-        with np.errstate(divide="ignore", invalid="ignore"):
-            rate = np.where(saved > 0, saved / np.maximum(slower, 0.0), 0.0)
-        return np.stack([rate[:, self.chunk == chunk].max(axis=1) for chunk in range(len(lightest))], axis=1)
+    def _savings(self, lightest: IntArray) -> "_Savings":
+        """What memory costs, chunk by chunk: the steps along the concave hull of (slower than the lightest, bytes saved)."""
+        edges = np.searchsorted(self.chunk, np.arange(len(lightest)))
+        at = np.broadcast_to(lightest, (len(self.used), len(lightest)))
+        vector = np.arange(len(self.used))[:, None]
+        steps_s, steps_bytes = [], []
+        for _ in range(len(self.load)):
+            slower = self.load - self.load[at][:, self.chunk]
+            saved = self.used[vector, at][:, self.chunk] - self.used
+            with np.errstate(divide="ignore", invalid="ignore"):
+                rate = np.where(saved > 0, saved / np.maximum(slower, 0.0), 0.0)
+            steepest = np.maximum.reduceat(rate, edges, axis=1)
+            if not (steepest > 0).any():
+                break
+            # of columns on one line the furthest
+            on_line = (rate >= steepest[:, self.chunk] * (1 - EXACT)) & (rate > 0)
+            far = np.where(on_line, saved, 0.0)
+            furthest = np.maximum.reduceat(far, edges, axis=1)
+            place = np.where(on_line & (far == furthest[:, self.chunk]), np.arange(len(self.load)), -1)
+            next_at = np.where(steepest > 0, np.maximum.reduceat(place, edges, axis=1), at)
+            steps_s.append(np.maximum(self.load[next_at] - self.load[at], 0.0))
+            steps_bytes.append(self.used[vector, at] - self.used[vector, next_at])
+            at = next_at
+        return _Savings.of(steps_s, steps_bytes, len(self.used), len(lightest))
 
     def _most_load(self, lightest: IntArray) -> float:
-        """Combinations with more load than this are in no best plan: a greedy one that fits is better for every other device.
-
-        In J, Σt/v falls by at least what the greedy one's longer tail may add. Infinite where the greedy one does not fit.
-        """
+        """`_enough_s` of a combination that is found greedily; infinite where that one does not fit."""
         current, limit = lightest.copy(), self.limit_bytes
         for _ in range(len(self.load)):
             missing = self.used[:, current].sum(axis=1) - limit
             if (missing <= 0).all():
-                tail_least = sum(float(self.tail[self.chunk == chunk].min()) for chunk in range(len(current)))
-                longer = max(0.0, float(self.tail[current].sum()) - tail_least)
-                return float(self.load[current].sum()) + self.cell.layout.vpp * longer
+                return self._enough_s(float(self.load[current].sum()), float(self.tail[current].sum()))
             worst, base = int(missing.argmax()), current[self.chunk]
             saved, slower = self.used[worst, base] - self.used[worst], self.load - self.load[base]
             with np.errstate(divide="ignore", invalid="ignore"):
@@ -435,3 +473,50 @@ def least_memory_bytes(cell: CellProblem) -> float:
     most = np.array([max(vector[0] for vector in vectors) for vectors in cell.in_flight], dtype=np.float64)
     used = columns.state_bytes + most[columns.stage] * columns.activation_bytes
     return _Path.of(cell).distance(used, np.maximum)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Savings:
+    """The steps by which the chunks of a device save bytes, the cheapest byte first; V in-flight vectors, N steps in all."""
+
+    chunk: IntArray
+    """(V, N) whose step."""
+    seconds: FloatArray
+    """(V, N)"""
+    saved_bytes: FloatArray
+    """(V, N)"""
+
+    @classmethod
+    def of(
+        cls, seconds: Sequence[FloatArray], saved_bytes: Sequence[FloatArray], num_vectors: int, num_chunks: int
+    ) -> "_Savings":
+        """From rounds of (V, v) steps."""
+        if not seconds:
+            nothing = np.empty((num_vectors, 0))
+            return cls(chunk=nothing.astype(np.intp), seconds=nothing, saved_bytes=nothing)
+        all_s, all_bytes = np.concatenate(seconds, axis=1), np.concatenate(saved_bytes, axis=1)
+        chunk = np.broadcast_to(np.tile(np.arange(num_chunks), len(seconds)), all_s.shape)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            price = np.where(all_bytes > 0, all_s / all_bytes, np.inf)
+        order = np.argsort(price, axis=1, kind="stable")
+        return cls(
+            chunk=np.take_along_axis(chunk, order, axis=1),
+            seconds=np.take_along_axis(all_s, order, axis=1),
+            saved_bytes=np.take_along_axis(all_bytes, order, axis=1),
+        )
+
+    def least_s(self, first: int, missing_bytes: FloatArray, limit_bytes: float) -> FloatArray:
+        """(n,) least seconds for which the chunks from `first` on save what is `missing` (V, n); infinite where they cannot.
+
+        Steps are taken in part: the linear relaxation of the choice of a column in each chunk.
+        """
+        theirs = self.chunk >= first
+        if not theirs.any():
+            return np.where((missing_bytes > 0).any(axis=0), np.inf, 0.0)
+        found = np.zeros(missing_bytes.shape[1])
+        for row, missing in enumerate(missing_bytes - EXACT * limit_bytes):
+            if missing.max(initial=0.0) > 0:
+                saved = np.append(0.0, np.cumsum(np.where(theirs[row], self.saved_bytes[row], 0.0)))
+                spent_s = np.append(0.0, np.cumsum(np.where(theirs[row], self.seconds[row], 0.0)))
+                found = np.maximum(found, np.interp(missing, saved, spent_s, right=np.inf))
+        return found

@@ -282,3 +282,23 @@ def _least_sum(cell: CellProblem, amount: np.ndarray) -> float:
                 after[end] = min(after.get(end, np.inf), reached[first] + float(amount[number]))
         reached = after
     return reached[cell.num_blocks]
+
+
+def short_of_memory(cell: CellProblem, share: float) -> CellProblem:
+    """The cell with so much memory that its fullest device may keep this share of what recompute can save."""
+    counts = cell.columns.recompute_counts
+    stages = [np.arange(where.start, where.stop) for where in cell.stage_slices]
+    nothing = [int(stage[counts[stage, 1].argmin()]) for stage in stages]
+    all_again = [int(stage[counts[stage, 1].argmax()]) for stage in stages]
+    most, least = (
+        max(
+            sum(
+                cell.columns.state_bytes[pick] + alive * cell.columns.activation_bytes[pick]
+                for alive, pick in zip(vector, picks[device :: cell.layout.pp], strict=True)
+            )
+            for device, vectors in enumerate(cell.in_flight)
+            for vector in vectors
+        )
+        for picks in (nothing, all_again)
+    )
+    return replace(cell, memory_limit_bytes=float(least + share * (most - least)))

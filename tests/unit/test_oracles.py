@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from random_cells import any_cell, varied_space, without_misfits
+from random_cells import any_cell, random_cell, short_of_memory, varied_space, without_misfits
 
 from planner.errors import InfeasibleError
 from planner.exhaustive import best_plan, flaw, lower_bound_of, plans
@@ -55,6 +55,23 @@ def test_ilp_search_and_brute_force_agree_on_cells_of_every_kind(part: int) -> N
         solved[_kind(cell)] += 1
     assert len(solved) >= 6, solved
     assert sum(solved.values()) > 0.5 * CELLS / PARTS
+
+
+@pytest.mark.parametrize("share", [0.02, 0.2, 0.5, 0.8, 0.98])
+def test_unlike_chunks_that_are_short_of_memory(share: float) -> None:
+    recomputed = 0
+    for seed in range(100):
+        cell = random_cell(seed, larger=True)
+        if cell.layout.vpp == 1:
+            continue
+        cell = short_of_memory(cell, share)
+        best, found = best_plan([cell]), least_objective(cell)
+        assert best is not None, seed
+        assert found is not None, seed
+        assert found.objective_s == pytest.approx(best.objective_s, rel=1e-9), seed
+        assert flaw(cell, found.picks.tolist(), found.objective_s) is None, seed
+        recomputed += bool(cell.columns.recompute_counts[found.picks, 1].any())
+    assert recomputed > 10
 
 
 @pytest.mark.parametrize("part", range(PARTS))
