@@ -118,7 +118,7 @@ CASES = (
     Case(
         name="70B on three pools",
         model="llama3-70b",
-        cluster="h100x64+a100-80x128+v100x64",
+        cluster="h100x64+a100-80x128+v100-32x64",
         batch=1024,
         seq=4096,
         goal_s=10.0,
@@ -199,7 +199,7 @@ def planning_speed(published: Path | None = None) -> Mapping[str, Any]:
             rows[case.name] = _row(case, path, reference["cpu_s"], rows)
         again = {case.name: _again(case, Path(folder)) for case in CASES if case.name in AGAIN}
         _, start = _repeated([sys.executable, "-m", "executor", "--version"])
-    return {
+    found = {
         "repeats": REPEATS,
         "reference": {
             "what": "interpreter, numpy, dictionaries, sorted and added arrays; nothing of ours",
@@ -212,6 +212,7 @@ def planning_speed(published: Path | None = None) -> Mapping[str, Any]:
         "cases": rows,
         "second_plan_in_one_process": {"goal_cpu_s": GOAL_AGAIN_S, "cases": again},
     }
+    return {**found, "text": _text(found)}
 
 
 def _row(case: Case, path: Path, reference_s: float, others: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -268,3 +269,36 @@ def _again(case: Case, folder: Path) -> dict[str, Any]:
     path.write_text(json.dumps(case.request()), encoding="utf-8")
     run = used_by([sys.executable, "-m", "benchmarks.planning_again", str(path)])
     return json.loads(run.out) if run.code == 0 else {"skipped": f"exit code {run.code}"}
+
+
+def _text(found: Mapping[str, Any]) -> str:
+    """The result as tables."""
+    reference = found["reference"]
+    lines = [
+        f"plan as a whole process, median of {found['repeats']}; CPU seconds of it and its children. Reference: {reference['cpu_s']} s "
+        f"({reference['cpu_s_from']} to {reference['cpu_s_to']}) of a process that holds {reference['what']}",
+        "",
+        f"{'case':22} {'cpu s':>6} {'goal':>5} {'':4} {'wall s':>6} {'x ref':>6} {'MiB':>5} {'cells':>7} {'opened':>6} "
+        f"{'gap J':>7} {'gap S':>6}  {'m / pp':9} min R is set by",
+    ]
+    for name, row in found["cases"].items():
+        if "skipped" in row:
+            lines.append(f"{name:22} skipped: {row['skipped']}")
+            continue
+        pp = row["layout"].partition("pp=")[2].split()[0] if " pp=" in f" {row['layout']}" else "1"
+        micro = f"{row['num_micro_batches']} / {pp}"
+        lines.append(
+            f"{name:22} {row['cpu_s']:6.2f} {row['goal_cpu_s']:5.2f} {'ok' if row['reached'] else 'MISS':4} {row['wall_s']:6.2f} "
+            f"{row['times_reference']:6.1f} {row['peak_rss_mib']:5} {row['cells']:7,} {row['opened']:6,} "
+            f"{row['gap_objective']:7.2%} {row['gap_simulated']:6.1%}  {micro:9} {row['min_r_set_by']}"
+        )
+    again = found["second_plan_in_one_process"]
+    lines += ["", f"A second plan in one process, CPU seconds (goal {again['goal_cpu_s']})", ""]
+    for name, row in again["cases"].items():
+        if "skipped" in row:
+            lines.append(f"{name:22} skipped: {row['skipped']}")
+            continue
+        lines.append(f"{name:22} first {row['first']['cpu_s']:6.2f}")
+        for change, taken in row["then"].items():
+            lines.append(f"{'':22} {change:18} {taken['cpu_s']:6.2f}  {taken.get('no_plan', '')}".rstrip())
+    return "\n".join(lines)
