@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 from cost_models.memory import memory_upper, usable_bytes
-from cost_models.peaks import memory_report
 from cost_models.problem import Problem
 from cost_models.records import Calibration, Layout, Plan, Prediction, Verdict
 from cost_models.records.layout import STAGES
@@ -18,7 +17,7 @@ from planner.decisions import decision_of_layout
 from planner.errors import InputError
 from planner.explain import problem_of_plan
 from planner.neighbours import Neighbour, Refused, by_fit_and_speed, judged
-from planner.predict import predict
+from planner.predict import fullest_position, predict
 from planner.readers.pins import Pins, parse_pins
 from planner.space import SEARCHED_RECOMPUTE
 
@@ -122,8 +121,8 @@ def difference(chosen: Prediction, other: Prediction) -> str:
 
 def over(problem: Problem, layout: Layout) -> str:
     """Which device holds too much, where, and by how much; for what fits on expectation only, at the upper end."""
-    fullest = max(memory_report(problem, decision_of_layout(problem, layout)), key=lambda device: device.peak_bytes)
-    usable, upper = usable_bytes(problem), memory_upper(problem, fullest.peak_bytes)
+    fullest, where = fullest_position(problem, decision_of_layout(problem, layout))
+    usable, upper = usable_bytes(where), memory_upper(problem, fullest.peak_bytes)
     place = f"stage {fullest.device}, {fullest.peak_phase}"
     if fullest.peak_bytes > usable:
         return f"{(fullest.peak_bytes - usable) / GIB:.1f} GiB too many on {place}"

@@ -6,7 +6,6 @@ from cost_models.calibrations import identity, shipped
 from cost_models.facts import facts_of_run
 from cost_models.laws import breaches
 from cost_models.memory import memory_upper, usable_bytes
-from cost_models.peaks import memory_report
 from cost_models.problem import Problem, memory_kind_of
 from cost_models.records import (
     V_PLACED,
@@ -30,7 +29,7 @@ from planner.feasible import space_of
 from planner.infeasible import nothing_fits
 from planner.neighbours import neighbours
 from planner.pooled import price
-from planner.predict import predict
+from planner.predict import fullest_position, predict
 from planner.readers.pins import Op, Pin, Pins, parse_pins, pins_of_layout
 from planner.search import search
 from planner.solver import preferred_solver
@@ -77,12 +76,9 @@ def why_not(plan: Plan, layout: str, calibration: Calibration | None = None) -> 
     try:
         found = search(price(problem, space), delta=0.0, solver=preferred_solver())
     except InfeasibleError:
-        # of the layouts asked for, the one that overflows least
-        options = [
-            decision_of_layout(problem, space.cells.layout(i, kind))
-            for i in range(len(space))
-            for kind in space.recompute_kinds
-        ]
+        # of the layouts asked for, the one that overflows least; arrangements of a layout are one here
+        layouts = {space.cells.layout(i, kind): None for i in range(len(space)) for kind in space.recompute_kinds}
+        options = [decision_of_layout(problem, one) for one in layouts]
         return answer | _does_not_fit(question, min(options, key=lambda decision: _peak(problem, decision)))
     decision = decision_of(problem, found.chosen)
     return answer | _slower(problem, decision, plan, chosen)
@@ -145,14 +141,15 @@ def _filled(text: str, world: int) -> Layout:
 
 
 def _peak(problem: Problem, decision: Decision) -> float:
-    return max(device.peak_bytes for device in memory_report(problem, decision))
+    """How full the fullest device is, for the size of its GPU."""
+    fullest, where = fullest_position(problem, decision)
+    return fullest.peak_bytes / max(usable_bytes(where), 1.0)
 
 
 def _does_not_fit(question: Question, decision: Decision) -> dict[str, Any]:
     problem = question.problem
-    devices = memory_report(problem, decision)
-    fullest = max(devices, key=lambda device: device.peak_bytes)
-    usable = usable_bytes(problem)
+    fullest, where = fullest_position(problem, decision)
+    usable = usable_bytes(where)
     # what fits on expectation, but not with its margin, is no plan either: then the upper end is what is over
     over = fullest.peak_bytes if fullest.peak_bytes > usable else memory_upper(problem, fullest.peak_bytes)
     fitting = next(

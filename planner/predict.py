@@ -112,6 +112,11 @@ def pools_of(problem: Problem, decision: Decision) -> tuple[Problem, ...]:
     return tuple(found[pool] for pool in where.pools)
 
 
+def fullest_position(problem: Problem, decision: Decision) -> tuple[DeviceMemory, Problem]:
+    """The position that is fullest for the size of its GPU, and the problem on its pool, which says what that GPU may hold."""
+    return _fullest(memory_report(problem, decision), pools_of(problem, decision))
+
+
 def _distinct(pools: tuple[Problem, ...]) -> list[Problem]:
     return list({id(one): one for one in pools}.values())
 

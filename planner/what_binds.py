@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from cost_models.memory import memory_upper, usable_bytes
-from cost_models.peaks import memory_report
 from cost_models.records import Calibration, Decision, Link, NodeKind, Plan, Prediction
 from cost_models.units import GIB
 from planner.changes import Question
@@ -18,7 +17,7 @@ from planner.decisions import decision_of
 from planner.errors import InfeasibleError, InputError
 from planner.explain import problem_of_plan
 from planner.feasible import is_feasible
-from planner.predict import predict
+from planner.predict import fullest_position, predict
 from planner.readers.pins import parse_pins
 
 _MEMORY_FACTORS = (1.1, 1.25, 2.0, 64.0)
@@ -186,8 +185,8 @@ def _solved(one: _Relaxation, of_plan: Decision, before: Prediction, time_limit_
 def _memory(question: Question, decision: Decision) -> dict[str, Any]:
     """The fullest device, and what is left on it at worst."""
     problem = question.problem
-    fullest = max(memory_report(problem, decision), key=lambda device: device.peak_bytes)
-    usable, upper = usable_bytes(problem), memory_upper(problem, fullest.peak_bytes)
+    fullest, where = fullest_position(problem, decision)
+    usable, upper = usable_bytes(where), memory_upper(problem, fullest.peak_bytes)
     return {
         "device": fullest.device,
         "ranks": list(fullest.ranks),

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from cost_models.placement import pool_name
 from cost_models.records import Alternative, Cluster, Decision, Layout, Model, Plan, Prediction, Stage, Verdict
+from cost_models.units import GIB
 from planner.report.words import billions, columns, counted, duration, memory, memory_gib, paragraph, row, short_layout
 
 FITS = {Verdict.OK: "fits", Verdict.RISKY: "risky", Verdict.NO: "does not fit"}
@@ -116,7 +117,8 @@ def speed(predicted: Prediction) -> str:
 
 def head_room(predicted: Prediction) -> str:
     """Does it fit, how much is left, and where it is fullest."""
-    stage = max(predicted.stages, key=lambda s: max(s.phase_memory_bytes.values()))
+    most = predicted.memory_gib_max * GIB  # of the stage that is fullest for the size of its GPU
+    stage = min(predicted.stages, key=lambda s: abs(max(s.phase_memory_bytes.values()) - most))
     free = predicted.memory_gib_usable - predicted.memory_gib_high
     fits = (
         FITS[predicted.verdict]

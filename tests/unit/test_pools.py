@@ -35,6 +35,7 @@ from planner.choose import choose
 from planner.decisions import decision_of, decision_of_layout, decision_of_stages
 from planner.errors import InfeasibleError, InputError
 from planner.exhaustive import best_plan, lower_bound_of, objective_of, plans
+from planner.explain import why_not
 from planner.feasible import space_of
 from planner.incumbent import least_lower_bound_s, least_objective
 from planner.plan import make_plan
@@ -450,6 +451,19 @@ def test_idle_gpus_are_named() -> None:
     assert {stage.pool for stage in plan.decision.stages} == {0}
     assert "8 v100-32 idle" in plan_text(plan).replace("\n", " ")
     assert plan.decision.workload.precision == Precision.FP16
+
+
+def test_what_does_not_fit_is_said_of_the_gpu_that_is_fullest_for_its_size() -> None:
+    plan = make_plan(planned("a100-80x8+v100-16x8"), calibration=shipped())
+    assert plan.predicted is not None
+    assert plan.predicted.memory_gib_usable < 16  # the A100 holds more, and has more left
+    assert (
+        max(max(one.phase_memory_bytes.values()) for one in plan.predicted.stages)
+        > plan.predicted.memory_gib_max * 2**30
+    )
+    memory = why_not(plan, "tp1 pp2 zero0 mbs4")["memory"]
+    assert memory["usable_gib"] == plan.predicted.memory_gib_usable
+    assert memory["over_gib"] == pytest.approx(memory["expected_gib"] - memory["usable_gib"])
 
 
 def test_plans_name_pools_that_exist_and_have_room() -> None:
