@@ -17,8 +17,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/meshwright demo --out $(DEMO_RESULTS)
 
+# what needs one process is spread over the cores; what starts several ranks has the machine to itself
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile tests/unit
+	$(BIN)/python -m pytest --ignore=tests/unit
 
 lint: setup
 	$(BIN)/ruff check .
@@ -27,12 +29,12 @@ lint: setup
 
 # planner and cost_models where torch is not installed
 test-without-torch: .venv-without-torch/.installed
-	.venv-without-torch/bin/python -m pytest tests/unit
+	.venv-without-torch/bin/python -m pytest -n auto --dist loadfile tests/unit
 
 .venv-without-torch/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-without-torch
 	.venv-without-torch/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-		highspy hypothesis jsonschema matplotlib networkx numpy pulp pytest pytest-timeout
+		highspy hypothesis jsonschema matplotlib networkx numpy pulp pytest pytest-timeout pytest-xdist
 	touch $@
 
 clean:
