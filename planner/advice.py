@@ -41,7 +41,7 @@ def advise(source: Request | str | Path | Mapping[str, Any], calibration: Calibr
     problem, layout = problem_of(stated, calibration), stated.layout
     assert layout is not None
     try:
-        predicted = predict(problem, decision_of_layout(problem, layout))
+        predicted = predict(problem, decision_of_layout(problem, layout, pools=stated.pools))
     except ValueError as error:  # what cannot be priced, by name
         document["unchecked"].append(f"prediction: {error}")
         return document

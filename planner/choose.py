@@ -9,6 +9,7 @@ import numpy as np
 from cost_models.problem import Problem
 from cost_models.records import Layout, RecordError, Schedule, Stage
 from cost_models.records.layout import STAGES
+from planner.arrangements import Arrangement
 from planner.changes import Question
 from planner.decisions import layout_of, stages_of
 from planner.errors import InfeasibleError, InputError
@@ -61,6 +62,7 @@ def choose(
     pins: Pins | None = None,
     worlds: Collection[int] | None = None,
     current: Layout | None = None,
+    current_pools: Arrangement = (),
     delta: float = DELTA,
     time_limit_s: float | None = None,
     solver: SolverName | None = None,
@@ -76,7 +78,7 @@ def choose(
         space = space_of(problem, pins, worlds)
     except InfeasibleError as error:
         raise nothing_legal(question, error, time_limit_s) from None
-    today, note = _current(problem, current)
+    today, note = _current(problem, current, current_pools)
     always = [today] if today is not None and current is not None and pins.allows(current) else []
     for at_risk in (False, True):
         priced = price(problem, space, at_risk=at_risk)
@@ -111,7 +113,7 @@ def best_plan(priced: Priced, index: int) -> Candidate | None:
     return None
 
 
-def _current(problem: Problem, layout: Layout | None) -> tuple[Candidate | None, str]:
+def _current(problem: Problem, layout: Layout | None, pools: Arrangement) -> tuple[Candidate | None, str]:
     """Today's layout as a candidate, numbered -1, or why it is none."""
     if layout is None:
         return None, ""
@@ -132,8 +134,11 @@ def _current(problem: Problem, layout: Layout | None) -> tuple[Candidate | None,
             worlds=(),
             extra=(replace(layout, recompute="none"),),
         )
-        priced = price(problem, replace(space, recompute_kinds=kinds), at_risk=True)
-        found = best_plan(priced, 0)
+        space = replace(space, recompute_kinds=kinds)
+        if pools:
+            only = {"cells": space.cells.take(np.zeros(1, dtype=np.int64)), "families": np.zeros(1, dtype=np.int64)}
+            space = replace(space, **only, arrangement=np.zeros(1, dtype=np.int64), arrangements=(pools,))  # type: ignore[arg-type]
+        found = best_plan(price(problem, space, at_risk=True), 0)
     except (RecordError, ValueError, InfeasibleError) as error:
         return None, str(error)
     if found is None:

@@ -100,34 +100,40 @@ def arrangement_of(problem: Problem, layout: Layout) -> Arrangement:
     return found[0]
 
 
-def decision_of_layout(problem: Problem, layout: Layout, *, world: int | None = None) -> Decision:
+def decision_of_layout(
+    problem: Problem, layout: Layout, *, world: int | None = None, pools: Arrangement = ()
+) -> Decision:
     """The decision of a layout as people run it: as many layers on every virtual stage, or the split of least J where they do
     not divide; one kind of recompute everywhere; whether it fits or not. A schedule without a formula, and unequal virtual
     stages, take the balanced split of least simulated time.
 
-    `world` is the number of ranks that it must have, where that is known. Raises InputError where the layout is illegal.
+    `world` is the number of ranks that it must have, where that is known; `pools` where its stages lie on a mixed cluster, in the
+    order of the pools where nobody says it. Raises InputError where the layout is illegal.
     """
     refuse_illegal(problem, layout, world)
     uneven = problem.model.num_layers % layout.num_virtual_stages != 0
     if not is_played(layout.schedule, problem.model.num_layers, layout.pp, layout.vpp):
-        return decision_of(problem, _as_people_run_it(problem, layout))
+        return decision_of(problem, _as_people_run_it(problem, layout, pools))
     if uneven and not problem.runtime.uneven_stages:
         raise InputError(
             f"layout {layout}: {problem.model.num_layers} layers do not divide over pp·vpp = {layout.num_virtual_stages} "
             f"virtual stages, and runtime {problem.runtime.name} cannot split them unevenly; legal pp·vpp: "
             f"{', '.join(map(str, divisors(problem.model.num_layers)))}"
         )
-    options = [decision_of_stages(problem, layout, stages) for stages in _balanced(problem, layout)]
+    options = [decision_of_stages(problem, layout, stages) for stages in _balanced(problem, layout, pools)]
     return min(options, key=lambda decision: simulated(problem, decision).simulation.step_s)
 
 
-def _balanced(problem: Problem, layout: Layout) -> list[tuple[Stage, ...]]:
+def _balanced(problem: Problem, layout: Layout, pools: Arrangement) -> list[tuple[Stage, ...]]:
     """The splits of a layout whose plans are played."""
     num_layers, num_stages = problem.model.num_layers, layout.num_virtual_stages
     if num_layers + 2 < num_stages:
         raise InputError(f"layout {layout}: {num_layers + 2} blocks cannot fill {num_stages} virtual stages")
     devices = devices_of_stages(layout.schedule, layout.pp, layout.vpp).tolist()
-    return [_stages_of_counts(layout, blocks, devices) for blocks in split_counts(num_layers, num_stages)]
+    splits = [_stages_of_counts(layout, blocks, devices) for blocks in split_counts(num_layers, num_stages)]
+    if not pools:
+        return splits
+    return [tuple(replace(stage, pool=pools[stage.device]) for stage in stages) for stages in splits]
 
 
 def _stages_of_counts(layout: Layout, blocks: list[int], devices: list[int]) -> tuple[Stage, ...]:
@@ -164,7 +170,7 @@ def refuse_illegal(
         raise InputError(f"the layout is not legal with runtime {problem.runtime.name}:\n{told}")
 
 
-def _as_people_run_it(problem: Problem, layout: Layout) -> Candidate:
+def _as_people_run_it(problem: Problem, layout: Layout, pools: Arrangement) -> Candidate:
     """The split of least J among those with as many layers on every virtual stage, or where that cannot be, among all."""
     space = Space(
         cells=Cells.of([layout]),
@@ -175,7 +181,7 @@ def _as_people_run_it(problem: Problem, layout: Layout) -> Candidate:
         restrictions=(),
     )
     if len(problem.cluster.pools) > 1:
-        only = (arrangement_of(problem, layout),)
+        only = (pools or arrangement_of(problem, layout),)
         space = replace(space, arrangement=np.zeros(1, dtype=np.int64), arrangements=only)
     cell = price(problem, space).without_limit().cell(0, np.inf)
     best = least_objective(cell)

@@ -50,7 +50,7 @@ def make_plan(
     if request.layout is not None:
         refuse_illegal(problem, request.layout, min(request.layout.world, request.cluster.num_gpus))
     pins = parse_pins(request.pin, request.runtime.recompute_kinds)
-    answer = choose(problem, pins=pins, worlds=worlds, current=request.layout, time_limit_s=time_limit_s)
+    answer = choose(problem, pins=pins, worlds=worlds, current=request.layout, current_pools=request.pools, time_limit_s=time_limit_s)
     decision = decision_of(problem, answer.choice.chosen)
     predicted = predict(problem, decision)
     return Plan(

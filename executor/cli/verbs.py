@@ -103,7 +103,8 @@ def predict(arguments: argparse.Namespace) -> Outcome:
         problem = problem_of(request, _calibration(arguments))
         assert request.layout is not None
         world = worlds_of(arguments.gpus, request.cluster.num_gpus, request.cluster.gpus_per_node)[-1]
-        decision, defaults = decision_of_layout(problem, request.layout, world=world), dict(request.defaults)
+        decision = decision_of_layout(problem, request.layout, world=world, pools=request.pools)
+        defaults = dict(request.defaults)
     predicted = predict_decision(problem, decision)
     terms = rests_on(problem, decision)
     document = {

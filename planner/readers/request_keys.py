@@ -41,7 +41,7 @@ MOE_KEYS = frozenset(field.name for field in fields(Moe)) | {"dense_layers"}
 CLUSTER_KEYS = frozenset(FACT_KEYS)
 WORKLOAD_KEYS = frozenset(("seq", "gbs", "precision", "optimizer", "mbs", "bytes"))
 LAYOUT_KEYS = frozenset(KEYS.values()) | frozenset(
-    ("framework", "microbatches", "sp", "ulysses", "hsdp", "offload_optimizer", "offload_param")
+    ("framework", "microbatches", "sp", "ulysses", "hsdp", "offload_optimizer", "offload_param", "pools")
 )
 SECTION_KEYS: Mapping[str, frozenset[str]] = {
     "model": MODEL_KEYS,

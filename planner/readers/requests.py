@@ -228,6 +228,8 @@ class CompleteRequest:
     """What was not said -> how it was taken."""
     offload: tuple[str, ...] = ()
     """What lies in host memory: optimizer, param."""
+    pools: tuple[int, ...] = ()
+    """Of each position of the layout's pipeline, the number of its pool; empty = nobody says, or there is one."""
 
 
 def complete(request: Request, *, needs_layout: bool = False) -> CompleteRequest:
@@ -253,7 +255,34 @@ def complete(request: Request, *, needs_layout: bool = False) -> CompleteRequest
         pin=request.pin,
         defaults=defaults,
         offload=_offload(request, runtime, needs_layout),
+        pools=() if layout is None else _pools(request, cluster, layout, defaults),
     )
+
+
+def _pools(request: Request, cluster: Cluster, layout: Layout, defaults: dict[str, str]) -> tuple[int, ...]:
+    """Where the stages of a layout lie on a mixed cluster, where the request says it."""
+    said = request.layout.get("pools")
+    if len(cluster.pools) == 1:
+        if said is not None:
+            raise InputError(f"{request.source}: layout.pools={said}, but cluster {cluster.name!r} has one pool; leave it out")
+        return ()
+    if said is None:
+        defaults["layout.pools"] = "in the order of the cluster's pools"
+        return ()
+    numbers = range(len(cluster.pools))
+    if not isinstance(said, list) or len(said) != layout.pp or any(one not in numbers for one in said):
+        raise InputError(
+            f"{request.source}: layout.pools={said!r}: the number of a pool for each of the pp={layout.pp} stages is needed; "
+            f"legal numbers: {', '.join(map(str, numbers))}"
+        )
+    for number, pool in enumerate(cluster.pools):
+        needed = said.count(number) * layout.world // layout.pp
+        if needed > pool.num_gpus:
+            raise InputError(
+                f"{request.source}: layout.pools={said}: {said.count(number)} stages of {layout.world // layout.pp} GPUs need "
+                f"{needed} GPUs of pool {number}, which has {pool.num_gpus}"
+            )
+    return tuple(said)
 
 
 def _offload(request: Request, runtime: Runtime, given: bool) -> tuple[str, ...]:

@@ -487,6 +487,37 @@ def test_a_layout_of_today_lies_in_the_order_of_the_pools() -> None:
         decision_of_layout(problem, normalised(tp=4, dp=4, mbs=1), world=16)
 
 
+def test_a_request_says_where_the_stages_of_its_layout_lie() -> None:
+    layout = {"tp": 4, "pp": 4, "mbs": 1, "dp": 1, "pools": [1, 1, 0, 0]}
+    request = planned("h100x8+a100-80x8", layout=layout)
+    assert request.pools == (1, 1, 0, 0)
+    assert request.layout is not None
+    problem = mixed("h100x8+a100-80x8")
+    decision = decision_of_layout(problem, request.layout, world=16, pools=request.pools)
+    assert [stage.pool for stage in decision.stages] == [1, 1, 0, 0]
+    assert decision.ranks.permutation is not None
+    plan = make_plan(request, calibration=shipped())
+    (today,) = [one for one in plan.alternatives if one.note == "current"]
+    assert [stage.pool for stage in today.decision.stages] == [1, 1, 0, 0]
+    unsaid = planned("h100x8+a100-80x8", layout={key: value for key, value in layout.items() if key != "pools"})
+    assert unsaid.pools == ()
+    assert "order" in unsaid.defaults["layout.pools"]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "pools", "words"),
+    [
+        ("h100x8+a100-80x8", [0, 1], r"a pool for each of the pp=4 stages is needed; legal numbers: 0, 1"),
+        ("h100x8+a100-80x8", [0, 1, 2, 0], "legal numbers: 0, 1"),
+        ("h100x8+a100-80x8", [0, 0, 0, 1], "3 stages of 4 GPUs need 12 GPUs of pool 0, which has 8"),
+        ("h100x16", [0, 0, 0, 0], "has one pool; leave it out"),
+    ],
+)
+def test_pools_of_a_layout_that_cannot_be_are_refused(cluster: str, pools: list[int], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        planned(cluster, layout={"tp": 4, "pp": 4, "mbs": 1, "dp": 1, "pools": pools})
+
+
 def test_stages_that_fill_no_pool_are_refused_with_the_legal_pipelines() -> None:
     with pytest.raises(InfeasibleError, match="multiples of 3"):
         space_of(mixed("h100x8+a100-80x16"), parse_pins("pp=4|8"))
