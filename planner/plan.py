@@ -38,7 +38,7 @@ def make_plan(
     time_limit_s: float | None = None,
     version: str = "0",
 ) -> Plan:
-    """The plan of least simulated time, with its certificate.
+    """The plan of about the least simulated time, the simplest of those that tie, with its certificate.
 
     The request's layout is today's: always a candidate. `gpus` is "N" (exactly) or "..N" (at most). Raises InfeasibleError with
     the smallest changes that would do, TimeLimitError where no plan was known in time, InputError for what is wrong.

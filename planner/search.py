@@ -5,7 +5,7 @@
    (a "family"), one is left closed where its bound is no better than a sibling's best J.
 2. The ILP decides, on every run: once over the cells that may hold J*, then once for each family whose best J ≤ (1+δ)J*, 20 at
    most. Where ILP and search differ, one of them is wrong: InternalError. Every solution is checked in plain arithmetic.
-3. Those plans are simulated, and the one of least simulated time S is the choice.
+3. Those plans are simulated, and the simplest of those within 2% of the least simulated time S is the choice (ties.py).
 4. min R over all cells bounds every S: closed R, and the exact least R where the closed one stands below 0.92 S (v = 1).
 """
 
@@ -28,6 +28,7 @@ from planner.known import Known
 from planner.reduction import needed_columns
 from planner.solver import Infeasible, Optimal, SolverName, TimedOut, available_solvers, solve
 from planner.stages import CellProblem
+from planner.ties import simplest
 
 DELTA = 0.08
 """Largest |S - J| / J that the tests see for plans that the search may choose."""
@@ -39,6 +40,9 @@ _REFINE_BELOW = 0.92
 """Closed bounds on R below this share of S are worth their exact value."""
 _REFINED_ENOUGH = 1.02
 """A bound that was refined below so many times today's limit is not refined again."""
+_MOST_ROWS_TOLD = 8
+"""Rows of a conflict that an error names; of many devices and stages there are hundreds."""
+
 _FIRST_REFINED, _MOST_REFINED = 16, 2048
 """Cells whose bounds are refined in one array call: before the first plan is known, and then."""
 SLACKS = (1.02, 1.15, 1.6, 3.0, np.inf)
@@ -126,9 +130,9 @@ class Choice:
     """The plan, the others that were close, and the proof."""
 
     chosen: Candidate
-    """Least S."""
+    """The simplest of those of about the least S."""
     near: tuple[Candidate, ...]
-    """The plans simulated, by S; the first is the choice unless today's layout is."""
+    """The plans simulated, by S."""
     status: CertificateStatus
     objective_s: float
     """J*."""
@@ -291,7 +295,9 @@ class _Search:
         if isinstance(outcome, TimedOut):
             return candidate(cells[start], picks, objective_s), None
         if isinstance(outcome, Infeasible):
-            rows = ", ".join(f"{name} by {amount:.3g}" for name, amount in outcome.conflict)
+            most = outcome.conflict[:_MOST_ROWS_TOLD]
+            rows = ", ".join(f"{name} by {amount:.3g}" for name, amount in most)
+            rows += f", ... ({len(outcome.conflict)} rows)" if len(outcome.conflict) > len(most) else ""
             raise InternalError(
                 f"the search has a plan with J = {objective_s!r} s where the ILP has none; in its way: {rows}"
             )
@@ -370,6 +376,11 @@ class _Search:
         return least_s
 
 
+def least_bound_of(space: PricedSpace, simulated_s: float) -> float:
+    """min R over all cells of a space, as a search without a time limit has it; never above `simulated_s`."""
+    return _Search(space=space, delta=DELTA, deadline=np.inf, solver=SolverName.HIGHS).least_bound(simulated_s)[0]
+
+
 def candidate(cell: CellProblem, picks: IntArray, objective_s: float) -> Candidate:
     """A plan that passed the check in plain arithmetic, simulated."""
     wrong = flaw(cell, picks.tolist(), objective_s)
@@ -403,7 +414,7 @@ def search(
     solver: SolverName | None = None,
     always: Sequence[Candidate] = (),
 ) -> Choice:
-    """The plan of least S among those within δ of J*, and `always`, with its certificate.
+    """The plan of least S among those within δ of J*, and `always`, or a simpler one that ties with it, with its certificate.
 
     InfeasibleError where no plan of the space fits; TimeLimitError where `time_limit_s` ended before the first plan.
     """
@@ -422,7 +433,8 @@ def search(
     best, bound_s = state.decide_all()
     near = [state.decide_one(index) for index in state.near(best.objective_s)]
     near.sort(key=lambda candidate: (candidate.simulated_s, candidate.objective_s, candidate.cell.index))
-    chosen = min([*near, *always], key=lambda candidate: candidate.simulated_s)
+    known = [*near, *always]
+    chosen = known[simplest([one.cell.layout for one in known], [one.simulated_s for one in known])]
     least_s, least_cell = state.least_bound(chosen.simulated_s)
     gap = max(0.0, 1 - bound_s / best.objective_s)
     proved, limit_s = gap <= AGREEMENT, min(state.limit_s(), state.unopened_bound_s)

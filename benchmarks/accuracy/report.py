@@ -93,13 +93,13 @@ def _few_lines(step: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _order_table(step: Mapping[str, Any]) -> Iterator[str]:
-    yield f"order within sweeps{'':17} {'sweeps':>6} {'plans':>5}  {'tau':>5}  {'pairs >5% right':>15}  {'regret first':>12}  {'of three':>8}"
+    yield f"order within sweeps{'':17} {'sweeps':>6} {'plans':>5}  {'tau':>5}  {'pairs >5% right':>15}  {'regret first':>12}  {'of least':>8}  {'of three':>8}"
     for name, scores in step["order"].items():
         for source, one in scores.items():
             right = "-" if one["pairs_right"] is None else f"{one['pairs_right']:.0%}"
             yield (
                 f"  {source[:22]:22} {name[:11]:11} {one['sweeps']:6d} {one['plans']:5d}  {one['tau']:5.2f}  {right:>15}  "
-                f"{one['regret_first']:12.1%}  {one['regret_best_of_three']:8.1%}"
+                f"{one['regret_first']:12.1%}  {one['regret_least']:8.1%}  {one['regret_best_of_three']:8.1%}"
             )
 
 

@@ -291,7 +291,7 @@ class Certificate:
     gap_objective: float | None
     """1 - bound/J*; null where the solver gives no bound."""
     objective_of_choice_s: float
-    """J of the plan chosen: the one of least simulated time among those within δ of J*."""
+    """J of the plan chosen: of those within δ of J*, the simplest within 2% of the least simulated time."""
     simulated_s: float
     """S of the plan chosen."""
     gap_simulated: float

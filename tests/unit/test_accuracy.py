@@ -16,7 +16,7 @@ from benchmarks.accuracy.published import APART, CORRECTIONS, mended, read_publi
 from benchmarks.accuracy.scores import asked_widths, by_source, errors, macro, order
 from benchmarks.accuracy.splits import Predicted, refitted
 from cost_models.calibrations import shipped
-from cost_models.records import Verdict
+from cost_models.records import Layout, Verdict
 from planner.predict import simulated
 from planner.readers.runs import digest_of, read_run
 from tests.unit.test_runs import OLD, ROW
@@ -79,12 +79,13 @@ def test_each_source_counts_once():
 
 
 def test_order_by_hand():
-    scored = order([1.0, 2.0, 3.0, 3.05], [1.0, 3.0, 2.0, 4.0])
+    scored = order([1.0, 2.0, 3.0, 3.05], [1.0, 3.0, 2.0, 4.0], [Layout()] * 4)
     assert scored["tau"] == pytest.approx((5 - 1) / 6)
     assert (scored["pairs_apart"], scored["pairs_right"]) == (5, 4)
     assert scored["regret_first"] == 0
-    assert order([2.0, 1.0], [1.0, 2.0])["regret_first"] == 1.0
-    assert order([2.0, 1.0], [1.0, 2.0])["regret_best_of_three"] == 0.0
+    assert order([2.0, 1.0], [1.0, 2.0], [Layout()] * 2)["regret_first"] == 1.0
+    assert order([2.0, 1.0], [1.0, 1.01], [Layout(pp=4), Layout()])["regret_first"] == 0.0
+    assert order([2.0, 1.0], [1.0, 2.0], [Layout()] * 2)["regret_best_of_three"] == 0.0
 
 
 def test_widths_asked_cover_four_of_five():

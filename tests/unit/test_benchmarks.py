@@ -66,7 +66,7 @@ def test_the_search_picks_among_the_layouts_that_were_run() -> None:
         assert sweep.recompute == "full"
         place = picks._picked_by_search(sweep)
         regrets.append(sweep.runs[place].measured_s / sweep.runs[0].measured_s - 1)
-        assert sweep.predicted_s[place] <= min(sweep.predicted_s) * 1.001
+        assert place == simplest([run.run.layout for run in sweep.runs], sweep.predicted_s)
         assert sweep.runs[0].measured_s == min(run.measured_s for run in sweep.runs)
-    # 3.1% when this was written; the goal is 2%
-    assert sum(regrets) / len(regrets) < 0.05
+    # 0.5% when this was written, 3.1% by the least prediction alone; the goal is 2%
+    assert sum(regrets) / len(regrets) < 0.02
