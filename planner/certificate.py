@@ -15,6 +15,7 @@ from cost_models.calibrations import identity, shipped
 from cost_models.records import Calibration, Cell, Certificate, Plan, to_json
 from cost_models.schedules import FloatArray
 from planner.advice import problem_of
+from planner.choice_again import faults_of_choice
 from planner.choose import Answer
 from planner.errors import InputError
 from planner.feasible import space_of
@@ -91,7 +92,7 @@ def derived_again(plan: Plan, calibration: Calibration | None = None) -> Mapping
     again.derive()
     document: dict[str, Any] = to_json(proof)
     document["cells"] = list(again.rows())
-    document["faults"] = list(again.faults())
+    document["faults"] = [*again.faults(), *faults_of_choice(plan, proof, problem, again.priced)]
     return document
 
 

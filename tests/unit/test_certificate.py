@@ -58,6 +58,14 @@ def test_planted_numbers_are_caught(plan: Plan) -> None:
         ({"num_cells": proof.num_cells + 1}, "the certificate counts"),
         ({"limit_s": 2 * proof.limit_s}, "was left closed"),
         ({"least_bound_s": 1.01 * proof.simulated_s}, "min R"),
+        ({"least_bound_s": (proof.least_bound_s + 2 * proof.simulated_s) / 3}, "bound every plan of the space"),
+        ({"simulated_s": 0.99 * proof.simulated_s}, "simulated_s is said to be"),
+        ({"objective_of_choice_s": 0.99 * proof.objective_s}, "J of the choice"),
+        ({"objective_of_choice_s": 1.01 * proof.objective_of_choice_s}, "J of the choice"),
+        ({"gap_objective": 0.01}, "gap_objective"),
+        ({"gap_simulated": proof.gap_simulated / 2}, "gap_simulated"),
+        ({"bound_s": 0.99 * proof.bound_s}, "the status is optimal"),
+        ({"restrictions": proof.restrictions[1:]}, "leaves out"),
     ):
         assert any(words in fault for fault in derived_again(_with(plan, **changes))["faults"]), (changes, words)
 
@@ -68,3 +76,18 @@ def test_without_a_proof_or_with_another_calibration_there_is_nothing_to_derive(
     other = replace(plan, provenance=replace(plan.provenance, calibration="another"))
     with pytest.raises(InputError, match="made with calibration another"):
         derived_again(other)
+
+
+def test_a_planted_promise_is_caught(plan: Plan) -> None:
+    predicted = plan.predicted
+    assert predicted is not None
+    other, *others = plan.alternatives
+    stages = (replace(predicted.stages[0], forward_s=2.0), *predicted.stages[1:])
+    for changed, words in (
+        (replace(predicted, memory_gib_max=1.0), "predicted.memory_gib_max"),
+        (replace(predicted, mfu=0.9), "predicted.mfu"),
+        (replace(predicted, stages=stages), "predicted.stages[0].forward_s"),
+    ):
+        assert any(words in fault for fault in derived_again(replace(plan, predicted=changed))["faults"])
+    promised = replace(plan, alternatives=(replace(other, step_s=2 * other.step_s), *others))
+    assert any("alternatives[0].step_s" in fault for fault in derived_again(promised)["faults"])
