@@ -13,6 +13,7 @@ import numpy as np
 
 from cost_models.calibrations import identity, shipped
 from cost_models.records import Calibration, Cell, Certificate, Plan, to_json
+from cost_models.records.plan import NO_CANDIDATE
 from cost_models.schedules import FloatArray
 from planner.advice import problem_of
 from planner.choice_again import faults_of_choice
@@ -36,7 +37,7 @@ def certificate_of(answer: Answer) -> Certificate:
     if answer.at_risk:
         restrictions.append("no plan keeps the margin of memory: this one fits on expectation only")
     if answer.current_note:
-        restrictions.append(f"today's layout is no candidate: {answer.current_note}")
+        restrictions.append(f"{NO_CANDIDATE}{answer.current_note}")
     return Certificate(
         status=choice.status,
         objective_s=choice.objective_s,

@@ -69,7 +69,7 @@ def choose(
 ) -> Answer:
     """The plan for a problem, on `worlds` ranks (all GPUs of the cluster by default).
 
-    A `current` layout that fits and breaks no pin is always a candidate. InfeasibleError, with the smallest changes that
+    A `current` layout that fits, breaks no pin and has one of these numbers of ranks is always a candidate. InfeasibleError, with the smallest changes that
     would do, where nothing fits; TimeLimitError where the time ended before the first plan.
     """
     pins, begun = pins or Pins(), time.monotonic()
@@ -79,7 +79,9 @@ def choose(
     except InfeasibleError as error:
         raise nothing_legal(question, error, time_limit_s) from None
     today, note = _current(problem, current, current_pools)
-    always = [today] if today is not None and current is not None and pins.allows(current) else []
+    if current is not None and not note:
+        note = _excluded(current, pins, worlds or (problem.cluster.num_gpus,))
+    always = [today] if today is not None and not note else []
     for at_risk in (False, True):
         priced = price(problem, space, at_risk=at_risk)
         try:
@@ -111,6 +113,22 @@ def best_plan(priced: Priced, index: int) -> Candidate | None:
         if found is not None and found.objective_s <= bound_s * slack:
             return candidate(cell, found.picks, found.objective_s)
     return None
+
+
+def _excluded(current: Layout, pins: Pins, worlds: Collection[int]) -> str:
+    """Why today's layout, which fits, may not be the answer; empty where it may."""
+    broken = pins.broken(current)
+    if broken:
+        return (
+            f"the pins {', '.join(map(str, broken))} exclude it"
+            if len(broken) > 1
+            else f"the pin {broken[0]} excludes it"
+        )
+    return (
+        ""
+        if current.world in worlds
+        else f"it is a layout of {current.world:,} GPUs, and the plan is for other numbers"
+    )
 
 
 def _current(problem: Problem, layout: Layout | None, pools: Arrangement) -> tuple[Candidate | None, str]:

@@ -74,7 +74,7 @@ def why_not(plan: Plan, layout: str, calibration: Calibration | None = None) -> 
     except InfeasibleError as error:
         return answer | {"answer": "illegal", "reasons": _illegal(problem, layout, plan, str(error))}
     try:
-        found = search(price(problem, space), delta=0.0, solver=preferred_solver())
+        found = search(price(problem, space), solver=preferred_solver())
     except InfeasibleError:
         # of the layouts asked for, the one that overflows least; arrangements of a layout are one here
         layouts = {space.cells.layout(i, kind): None for i in range(len(space)) for kind in space.recompute_kinds}

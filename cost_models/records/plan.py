@@ -255,6 +255,10 @@ class Prediction:
     """Keys of operations and links whose measurement would narrow this most."""
 
 
+NO_CANDIDATE = "today's layout is no candidate: "
+"""How the restriction of a certificate begins that says why today's layout could not be chosen."""
+
+
 class CertificateStatus(StrEnum):
     """What the solver proved for J."""
 

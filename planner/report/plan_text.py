@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from cost_models.placement import pool_name
 from cost_models.records import Alternative, Cluster, Decision, Layout, Model, Plan, Prediction, Stage, Verdict
+from cost_models.records.plan import NO_CANDIDATE
 from cost_models.units import GIB
 from planner.report.words import billions, columns, counted, duration, memory, memory_gib, paragraph, row, short_layout
 
@@ -51,7 +52,7 @@ def asked(model: Model, cluster: Cluster, decision: Decision) -> str:
     tokens = workload.seq * workload.gbs
     return paragraph(
         f"{model.name} ({billions(model.num_params)} parameters) on {world:,} of {cluster.name}{idle}, "
-        f"{workload.gbs:,} sequences x {workload.seq:,} = {billions(tokens)} tokens a step, {workload.precision}, "
+        f"{counted(workload.gbs, 'sequence')} x {workload.seq:,} = {billions(tokens)} tokens a step, {workload.precision}, "
         f"{workload.optimizer}, runtime {decision.runtime}"
     )
 
@@ -75,6 +76,10 @@ def _argument(plan: Plan, predicted: Prediction) -> list[str]:
         if note in by_note:
             other = by_note[note]
             lines.append(row(note, _candidate(plan, other.decision.layout, other.step_s, other.memory_gib_max)))
+        if note == "current" and plan.certificate is not None:
+            said = [one for one in plan.certificate.restrictions if one.startswith(NO_CANDIDATE)]
+            name = "" if note in by_note else note
+            lines += [row(name, f"not a candidate: {one.removeprefix(NO_CANDIDATE)}") for one in said]
     lines.append(row("choice", _candidate(plan, plan.decision.layout, predicted.step_s, predicted.memory_gib_max)))
     reference = by_note.get("current") or by_note.get("baseline")
     lines.append(row("gain", _gain(predicted, reference, plan)))

@@ -20,6 +20,7 @@ from planner.readers.clusters import read_cluster
 from planner.readers.models import read_model
 from planner.readers.requests import complete, read_request
 from planner.readers.runtimes import read_runtime
+from planner.report.plan_text import plan_text
 
 
 def problem(
@@ -293,3 +294,22 @@ def test_virtual_stages_of_unequal_layers_are_priced_where_the_runtime_can_split
         InputError, match=r"30 layers do not divide over pp·vpp = 32 virtual stages.*legal pp·vpp: 1, 2, 3"
     ):
         decision_of_layout(even, layout)
+
+
+def test_todays_layout_is_no_candidate_on_another_number_of_gpus_or_under_a_pin_against_it() -> None:
+    today = "tp2 dps8 zero2 mbs1"
+    for asked, words in (({"gpus": "8"}, "16 GPUs"), ({"pin": "tp=4"}, "the pin tp=4 excludes it")):
+        found = plan_for(layout=today, **asked)
+        assert found.certificate is not None
+        assert any(words in one for one in found.certificate.restrictions)
+        assert found.decision.layout.world == int(str(asked.get("gpus", 16)))
+        assert words in plan_text(found)
+
+
+@pytest.mark.parametrize("model, gbs, pin", [("llama3-8b", 37, "mbs=1"), ("llama3-8b", 64, "pp=4")])
+def test_why_not_tells_the_plan_that_a_pin_gives(model: str, gbs: int, pin: str) -> None:
+    asked = {"model": model, "cluster": "h100x16", "workload": {"seq": 1024, "gbs": gbs}, "runtime": "torchtitan"}
+    pinned = plan_for(**asked, pin=pin)
+    told = why_not(plan_for(**asked), pin.replace("=", ""))["best"]
+    assert pinned.predicted is not None
+    assert (told["layout"], told["step_s"]) == (str(pinned.decision.layout), pinned.predicted.step_s)
