@@ -78,6 +78,11 @@ class BlockPrices:
     """What the exchange between first and last stage finds where these lie in unlike pools; None = one pool."""
 
     @cached_property
+    def hop_tables_s(self) -> dict[tuple[int, float], FloatArray]:
+        """(cell, hidden states of a hop) -> (pp,) seconds from each device to the next, as far as they were asked for."""
+        return {}
+
+    @cached_property
     def params(self) -> FloatArray:
         """[cell, kind] parameters on one rank, before data parallelism divides them."""
         return self.memory.params.common + self.memory.params.experts

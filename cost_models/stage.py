@@ -11,7 +11,7 @@ What hides behind what, beside what hides inside a block:
                          forward pass (overlap.dp); the last block's part is always seen
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -283,13 +283,13 @@ def _tied_exchange(prices: BlockPrices, cell: int, shape: ColumnShape) -> Second
     return exchanged.scaled(apart)
 
 
-def gathered_hop_s(prices: BlockPrices, cell: int) -> float:
+def gathered_hop_s(prices: BlockPrices, cell: int, factor: float = 1.0) -> float:
     """Seconds in which parts of a hidden state that came one to each tensor-parallel rank become whole again."""
     runtime, cells = prices.problem.runtime, prices.cells
     if runtime.sequence_parallel or not runtime.scatters_hops:
         return 0.0
     tp = int(cells.tp[cell])
-    whole = prices.hop_bytes[cell] * tp
+    whole = prices.hop_bytes[cell] * factor * tp
     return float(collective_s(prices.fabric, Collective.ALL_GATHER, whole, tp, cells.stride("tp")[cell]).total)
 
 
@@ -299,25 +299,34 @@ def _hops_behind(prices: BlockPrices, cell: int, stage: NDArray[np.int64], block
         return _hops(prices, cell, stage)
     factors = prices.problem.hop_factors[prices.problem.block_places[block]]
     seconds = np.zeros(len(stage))
-    for factor in np.unique(factors):
-        of_size = replace(prices, hop_bytes=prices.hop_bytes * factor)
-        seconds = np.where(factors == factor, _hops(of_size, cell, stage), seconds)
+    for factor in np.unique(factors).tolist():
+        seconds = np.where(factors == factor, _hops(prices, cell, stage, factor), seconds)
     return seconds
 
 
-def _hops(prices: BlockPrices, cell: int, stage: NDArray[np.int64]) -> FloatArray:
+def _hop_table_s(prices: BlockPrices, cell: int, factor: float) -> FloatArray:
+    """(pp,) seconds from each device of a cell to the next, of `factor` hidden states; worked out once."""
+    if (cell, factor) in prices.hop_tables_s:
+        return prices.hop_tables_s[cell, factor]
+    cells = prices.cells
+    pp, num_bytes = int(cells.pp[cell]), prices.hop_bytes[cell] * factor
+    stride = int(cells.stride("pp")[cell])
+    family = prices.problem.cluster.pools[0].kind.device.family
+    hidden = value(prices.problem.calibration, "overlap.p2p", family, prices.problem.runtime.name)
+    # the share is of a formula that adds hops to the work; where the lists are played, they say what hides a hop
+    seen = 1.0 - hidden if cells.schedule[cell] in WITH_FORMULA else 1.0
+    gathered_s = gathered_hop_s(prices, cell, factor)
+    prices.hop_tables_s[cell, factor] = seen * (hop_s(prices.fabric, num_bytes, stride, pp) + gathered_s)
+    return prices.hop_tables_s[cell, factor]
+
+
+def _hops(prices: BlockPrices, cell: int, stage: NDArray[np.int64], factor: float = 1.0) -> FloatArray:
     """(n,) seconds of one crossing from virtual stage `stage` to the next; 0 at the ends and inside a device."""
     cells = prices.cells
     pp, num_stages = int(cells.pp[cell]), int(cells.num_virtual_stages[cell])
     if pp == 1:
         return np.zeros(len(stage))
-    stride = int(cells.stride("pp")[cell])
-    num_bytes = prices.hop_bytes[cell]
-    family = prices.problem.cluster.pools[0].kind.device.family
-    hidden = value(prices.problem.calibration, "overlap.p2p", family, prices.problem.runtime.name)
-    # the share is of a formula that adds hops to the work; where the lists are played, they say what hides a hop
-    seen = 1.0 - hidden if cells.schedule[cell] in WITH_FORMULA else 1.0
-    by_device = seen * (hop_s(prices.fabric, num_bytes, stride, pp) + gathered_hop_s(prices, cell))
+    by_device = _hop_table_s(prices, cell, factor)
     inside = (stage >= 0) & (stage < num_stages - 1)
     if cells.schedule[cell] not in V_PLACED:
         return np.where(inside, by_device[np.mod(stage, pp)], 0.0)
