@@ -43,8 +43,9 @@ LEAST_CONTEXT = 2048
 """Tokens of a sequence that context parallelism leaves to a rank at least: shorter parts hide no exchange."""
 MOST_SEARCHED_LAYERS = 512
 """Four times the deepest model that people plan for; there a search takes a minute and 300 MB, and at 1,000 layers far more."""
-MOST_MICRO_BATCH = 16
-"""Largest micro-batch, in sequences: beyond it kernels are no faster and the pipeline only has fewer micro-batches."""
+MOST_MICRO_BATCH, MOST_MICRO_BATCH_TOKENS = 16, 32_768
+"""Largest micro-batch, in sequences and, of short ones, in tokens: beyond both kernels are no faster and the pipeline only has
+fewer micro-batches."""
 _MANY_OPERATIONS = (
     f"a step is played one by one: at most {MOST_OPERATIONS} forward and backward passes of micro-batches"
 )
@@ -171,7 +172,7 @@ def enumerate_cells(
         recompute_kinds=kinds,
         even_stages=not runtime.uneven_stages,
         refusals=builder.log.refusals(),
-        restrictions=_restrictions(runtime, pins, chosen, cluster)
+        restrictions=_restrictions(runtime, pins, chosen, cluster, workload.seq)
         + ((_MANY_OPERATIONS,) if _MANY_OPERATIONS in builder.log.reasons.values() else ()),
     )
     return space if len(cluster.pools) == 1 else on_pools(space, model, cluster)
@@ -401,7 +402,8 @@ class _Builder:
         each = gbs // dp
         # a pin may ask for more than the search offers
         pinned = "mbs" in self.pins.fields
-        for mbs in divisors(each) if pinned else (n for n in range(1, MOST_MICRO_BATCH + 1) if each % n == 0):
+        most = each if pinned else most_micro_batch(facts.seq or 1)
+        for mbs in (size for size in divisors(each) if size <= most):
             num_micro = each // mbs
             if not self.pinned("mbs", mbs) or not self.legal_batch(facts, schedule, vpp, mbs, num_micro):
                 continue
@@ -526,7 +528,12 @@ def _nothing_legal(builder: _Builder, kinds: Sequence[str]) -> InfeasibleError |
     return InfeasibleError(f"no layout is legal here{pinned}", relaxations=tuple(told))
 
 
-def _restrictions(runtime: Runtime, pins: Pins, worlds: Sequence[int], cluster: Cluster) -> tuple[str, ...]:
+def most_micro_batch(seq: int) -> int:
+    """Sequences of `seq` tokens in the largest micro-batch that is searched."""
+    return max(MOST_MICRO_BATCH, MOST_MICRO_BATCH_TOKENS // seq)
+
+
+def _restrictions(runtime: Runtime, pins: Pins, worlds: Sequence[int], cluster: Cluster, seq: int) -> tuple[str, ...]:
     """What is not in the space, and why."""
     told = [
         "a stage's replicas on two GPU types, unequal micro-batch shares, and tp per stage are never in the space",
@@ -546,7 +553,7 @@ def _restrictions(runtime: Runtime, pins: Pins, worlds: Sequence[int], cluster: 
             f"recompute of single modules is priced, but searched only where a pin names it; searched: {', '.join(SEARCHED_RECOMPUTE)}"
         )
     if "mbs" not in pins.fields:
-        told.append(f"micro-batches of more than {MOST_MICRO_BATCH} sequences")
+        told.append(f"micro-batches of more than {most_micro_batch(seq):,} sequences")
     missing = [schedule.value for schedule in SCHEDULES if schedule not in runtime.schedules]
     if missing:
         told.append(f"runtime {runtime.name} has no schedule {', '.join(missing)}")

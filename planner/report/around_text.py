@@ -60,6 +60,9 @@ def neighbours_text(document: Mapping[str, Any]) -> str:
         numbers = (duration(one["step_s"]), f"{one['against']:+.1%}", memory_gib(one["memory_gib_max"]))
         table.append([one["change"], one["answer"], *numbers, one["reason"] + pins])
     lines += columns(table, right=(2, 3, 4))
+    lines.append(
+        "as people run them: stages alike, one kind of recompute; --why-not LAYOUT searches the best plan of one"
+    )
     if document["refused"]:
         lines += [
             "",

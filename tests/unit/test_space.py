@@ -27,14 +27,23 @@ from planner.stages import CellProblem, StageColumns, free_spans
 LLAMA = read_model("llama3-8b")
 
 
-def space_on(cluster: str, *, gbs: int = 512, pin: str = "", runtime: str = "torch", model: Model = LLAMA) -> Space:
+def space_on(
+    cluster: str, *, gbs: int = 512, seq: int = 8192, pin: str = "", runtime: str = "torch", model: Model = LLAMA
+) -> Space:
     return enumerate_cells(
         model=model,
         cluster=read_cluster(cluster),
-        workload=Workload(gbs=gbs, seq=8192),
+        workload=Workload(gbs=gbs, seq=seq),
         runtime=read_runtime(runtime),
         pins=parse_pins(pin),
     )
+
+
+@pytest.mark.parametrize("seq, most", [(8192, 16), (2048, 16), (1024, 32), (128, 256)])
+def test_micro_batches_of_short_sequences_may_have_as_many_tokens_as_those_of_long_ones(seq: int, most: int) -> None:
+    space = space_on("h100x2", gbs=1024, seq=seq)
+    assert space.cells.mbs.max() == most
+    assert f"micro-batches of more than {most} sequences" in space.restrictions
 
 
 @pytest.mark.parametrize("num_gpus", [1, 2, 3, 5, 6, 7, 8, 16, 64, 1000])
