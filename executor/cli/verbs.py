@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from cost_models.records import Calibration, Plan, load, load_plan, save, to_json, write_atomic
 from cost_models.records.plan import plan_of
 from executor.cli.arguments import VERBS, installed_version
+from executor.cli.heartbeat import still_at
 from executor.cli.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -187,7 +188,8 @@ def explain(arguments: argparse.Namespace) -> Outcome:
 
         raise InputError("-o goes with --anchor alone: it writes the reduced run")
     if arguments.why_not is not None:
-        reasons = why_not(shown, arguments.why_not, _calibration(arguments))
+        with still_at("searching for the best plan of it", progress):
+            reasons = why_not(shown, arguments.why_not, _calibration(arguments))
         return Outcome(document=reasons, text=lambda: why_not_text(reasons))
     if arguments.against is not None:
         differences = against(shown, load_plan(arguments.against))
@@ -196,16 +198,19 @@ def explain(arguments: argparse.Namespace) -> Outcome:
         from planner.report.around_text import binds_text
         from planner.what_binds import what_binds
 
-        limits = what_binds(shown, _calibration(arguments))
+        with still_at("solving again with each limit relaxed", progress):
+            limits = what_binds(shown, _calibration(arguments))
         return Outcome(document=limits, text=lambda: binds_text(limits))
     if arguments.neighbours:
         from planner.around import around
         from planner.report.around_text import neighbours_text
 
-        near = around(shown, _calibration(arguments))
+        with still_at("pricing the neighbours", progress):
+            near = around(shown, _calibration(arguments))
         return Outcome(document=near, text=lambda: neighbours_text(near))
     if arguments.certificate:
-        proof = derived_again(shown, _calibration(arguments))
+        with still_at("deriving the proof again", progress):
+            proof = derived_again(shown, _calibration(arguments))
         return Outcome(document=proof, text=lambda: certificate_text(proof), exit_code=1 if proof["faults"] else 0)
     return Outcome(document=to_json(shown), text=lambda: plan_text(shown))
 
