@@ -17,6 +17,7 @@ from planner.feasible import space_of
 from planner.illegal import nothing_legal
 from planner.incumbent import least_objective
 from planner.infeasible import nothing_fits
+from planner.pace import Pace, Tell
 from planner.pooled import price
 from planner.priced import Priced
 from planner.readers.pins import Pins
@@ -66,6 +67,7 @@ def choose(
     delta: float = DELTA,
     time_limit_s: float | None = None,
     solver: SolverName | None = None,
+    tell: Tell | None = None,
 ) -> Answer:
     """The plan for a problem, on `worlds` ranks (all GPUs of the cluster by default).
 
@@ -77,7 +79,7 @@ def choose(
     try:
         space = space_of(problem, pins, worlds)
     except InfeasibleError as error:
-        raise nothing_legal(question, error, time_limit_s) from None
+        raise nothing_legal(question, error, time_limit_s, tell) from None
     today, note = _current(problem, current, current_pools)
     if current is not None and not note:
         note = _excluded(current, pins, worlds or (problem.cluster.num_gpus,))
@@ -85,7 +87,9 @@ def choose(
     for at_risk in (False, True):
         priced = price(problem, space, at_risk=at_risk)
         try:
-            choice = search(priced, delta=delta, time_limit_s=time_limit_s, solver=solver, always=always)
+            choice = search(
+                priced, delta=delta, time_limit_s=time_limit_s, solver=solver, always=always, pace=Pace(tell=tell)
+            )
         except InfeasibleError:
             continue
         handbook = priced if not pins.pins else price(problem, space_of(problem, Pins(), worlds), at_risk=at_risk)
@@ -99,7 +103,7 @@ def choose(
             current_note=note,
         )
     left_s = None if time_limit_s is None else time_limit_s - (time.monotonic() - begun)
-    raise nothing_fits(question, priced, left_s)
+    raise nothing_fits(question, priced, left_s, tell)
 
 
 def best_plan(priced: Priced, index: int) -> Candidate | None:

@@ -7,11 +7,14 @@ from planner.changes import Change, ChangeKind, Question
 from planner.errors import InfeasibleError
 from planner.feasible import is_feasible, solved
 from planner.infeasible import MOST_COUNTS, Deadline, counts_above, told, with_plan
+from planner.pace import Tell
 
 
-def nothing_legal(question: Question, error: InfeasibleError, limit_s: float | None = None) -> InfeasibleError:
+def nothing_legal(
+    question: Question, error: InfeasibleError, limit_s: float | None = None, tell: Tell | None = None
+) -> InfeasibleError:
     """The error for a space without a legal layout: what closed it, and batches and numbers of GPUs that would open it."""
-    found = told(str(error).split("\n")[0], question, (_other_batch, _other_gpus), limit_s)
+    found = told(str(error).split("\n")[0], question, (_other_batch, _other_gpus), limit_s, tell)
     return InfeasibleError(
         str(error).split("\n")[0],
         relaxations=(*error.relaxations, *found.relaxations),
@@ -27,7 +30,7 @@ def _other_batch(question: Question, deadline: Deadline) -> Iterator[Change]:
     upper = sorted({-(-gbs // degree) * degree for degree in degrees} - {gbs})
     for values in (lower, upper):
         for value in values:
-            deadline.check()
+            deadline.check(f"a batch of {value}")
             changed = question.with_workload(gbs=value)
             found = solved(changed, time_limit_s=deadline.left_s()) if is_feasible(changed) else None
             if found is not None:
@@ -50,7 +53,7 @@ def _other_gpus(question: Question, deadline: Deadline) -> Iterator[Change]:
     ]
     for counts in (lower[:MOST_COUNTS], counts_above(question)[:MOST_COUNTS]):
         for count in counts:
-            deadline.check()
+            deadline.check(f"{count} GPUs")
             changed = question.on(count)
             found = solved(changed, time_limit_s=deadline.left_s()) if is_feasible(changed) else None
             if found is not None:

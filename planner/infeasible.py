@@ -19,6 +19,7 @@ from planner.changes import Change, ChangeKind, Question
 from planner.errors import InfeasibleError, TimeLimitError
 from planner.feasible import Found, anything_fits, is_feasible, solved, space_of
 from planner.incumbent import least_memory_bytes
+from planner.pace import Pace, Tell
 from planner.pooled import price
 from planner.priced import Priced
 
@@ -42,22 +43,26 @@ _TOLD_FIRST = (
 
 
 class Deadline:
-    """When to stop trying."""
+    """When to stop trying, and what is being tried."""
 
-    def __init__(self, limit_s: float | None) -> None:
+    def __init__(self, limit_s: float | None, tell: Tell | None = None) -> None:
         self.end = math.inf if limit_s is None else time.monotonic() + limit_s
+        self.pace = Pace(tell=tell)
 
     def left_s(self) -> float | None:
         """Seconds left; None where there is no limit."""
         return None if math.isinf(self.end) else self.end - time.monotonic()
 
-    def check(self) -> None:
-        """TimeLimitError where nothing is left."""
+    def check(self, trying: str) -> None:
+        """TimeLimitError where nothing is left; else, now and then, a line that says what is tried."""
+        self.pace.at(lambda: f"nothing fits as asked; trying {trying}")
         if self.end <= time.monotonic():
             raise TimeLimitError("the time limit ended before every change was tried")
 
 
-def nothing_fits(question: Question, priced: Priced, limit_s: float | None = None) -> InfeasibleError:
+def nothing_fits(
+    question: Question, priced: Priced, limit_s: float | None = None, tell: Tell | None = None
+) -> InfeasibleError:
     """The error for a space without a plan that fits, with every single change found within `limit_s`."""
     problem, pins = question.problem, question.pins
     device = problem.cluster.pools[0].kind.device
@@ -73,6 +78,7 @@ def nothing_fits(question: Question, priced: Priced, limit_s: float | None = Non
         question,
         (_fewer_pins, _more_memory, _more_gpus, _offloaded, _shorter, _smaller_batch),
         limit_s,
+        tell,
     )
 
 
@@ -81,9 +87,10 @@ def told(
     question: Question,
     families: tuple[Callable[[Question, Deadline], Iterator[Change]], ...],
     limit_s: float | None,
+    tell: Tell | None = None,
 ) -> InfeasibleError:
     """The error with every change that `families` find within `limit_s`; what came before the time ended is kept."""
-    deadline, note = Deadline(limit_s), ""
+    deadline, note = Deadline(limit_s, tell), ""
     changes: list[Change] = []
     try:
         for family in families:
@@ -132,7 +139,7 @@ def _fewer_pins(question: Question, deadline: Deadline) -> Iterator[Change]:
     alone = [(pin,) for pin in pins]
     dropped_alone = False
     for dropped in [*alone, *([pins] if len(pins) > 1 else [])]:
-        deadline.check()
+        deadline.check("fewer pins")
         if len(dropped) > 1 and dropped_alone:
             return
         freed = question.without_pins(dropped)
@@ -225,14 +232,14 @@ def _least_of(counts: list[int], enough: Callable[[int], bool], deadline: Deadli
     """
     below, place, last = None, 0, len(counts) - 1
     while True:
-        deadline.check()
+        deadline.check("more GPUs")
         if enough(counts[place]):
             break
         if place == last:
             return None, None
         below, place = place, place + 1 if place < MOST_COUNTS else min(2 * place, last)
     while below is not None and place - below > 1 and place > MOST_COUNTS:
-        deadline.check()
+        deadline.check("more GPUs")
         middle = (place + below) // 2
         if enough(counts[middle]):
             place = middle
@@ -253,7 +260,7 @@ def _more_memory(question: Question, deadline: Deadline) -> Iterator[Change]:
     priced = price(problem, space_of(problem, question.pins, question.worlds), at_risk=True)
 
     def enough(grains: int) -> bool:
-        deadline.check()
+        deadline.check("more memory")
         limit = max(round(grains * grain * GIB) - outside, 0.0)
         return anything_fits(replace(priced, memory_limit_bytes=limit))
 
@@ -295,7 +302,7 @@ def _times_the_memory(question: Question, deadline: Deadline) -> Iterator[Change
         return question.with_kinds(partial(_with_share, percent=percent))
 
     def enough(percent: int) -> bool:
-        deadline.check()
+        deadline.check("more memory")
         return is_feasible(times(percent))
 
     below, above = 100, 200
@@ -344,7 +351,7 @@ def _offloaded(question: Question, deadline: Deadline) -> Iterator[Change]:
     kinds = [kind for kind in ("optimizer", "param") if kind in runtime.offload_moves]
     options = [(kind,) for kind in kinds] + ([tuple(kinds)] if len(kinds) > 1 else [])
     for what in options:
-        deadline.check()
+        deadline.check("offloading")
         moved = question.offloading(what)
         try:
             found = solved(moved, time_limit_s=deadline.left_s())
@@ -388,7 +395,7 @@ def _halved(
 ) -> Iterator[Change]:
     before = asked
     for value in values:
-        deadline.check()
+        deadline.check("another size")
         changed = question.with_workload(**{kind.value: value}) if value >= 1 else None
         if changed is None:
             return

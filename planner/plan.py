@@ -22,6 +22,7 @@ from planner.certificate import certificate_of
 from planner.choose import Answer, choose
 from planner.decisions import decision_of, refuse_illegal
 from planner.errors import InputError
+from planner.pace import Tell
 from planner.predict import predict
 from planner.readers.pins import parse_pins
 from planner.readers.requests import CompleteRequest
@@ -37,10 +38,11 @@ def make_plan(
     gpus: str | None = None,
     time_limit_s: float | None = None,
     version: str = "0",
+    tell: Tell | None = None,
 ) -> Plan:
     """The plan of about the least simulated time, the simplest of those that tie, with its certificate.
 
-    The request's layout is today's: always a candidate. `gpus` is "N" (exactly) or "..N" (at most). Raises InfeasibleError with
+    The request's layout is today's: always a candidate. `tell` gets a line now and then, where it takes seconds. `gpus` is "N" (exactly) or "..N" (at most). Raises InfeasibleError with
     the smallest changes that would do, TimeLimitError where no plan was known in time, InputError for what is wrong.
     """
     if time_limit_s is not None and not time_limit_s >= 0:
@@ -50,7 +52,15 @@ def make_plan(
     if request.layout is not None:
         refuse_illegal(problem, request.layout, min(request.layout.world, request.cluster.num_gpus))
     pins = parse_pins(request.pin, request.runtime.recompute_kinds)
-    answer = choose(problem, pins=pins, worlds=worlds, current=request.layout, current_pools=request.pools, time_limit_s=time_limit_s)
+    answer = choose(
+        problem,
+        pins=pins,
+        worlds=worlds,
+        current=request.layout,
+        current_pools=request.pools,
+        time_limit_s=time_limit_s,
+        tell=tell,
+    )
     decision = decision_of(problem, answer.choice.chosen)
     predicted = predict(problem, decision)
     return Plan(

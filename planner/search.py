@@ -25,6 +25,7 @@ from planner.exhaustive import flaw
 from planner.formulation.choice import formulate
 from planner.incumbent import CellOptimum, least_lower_bound_s, least_objective
 from planner.known import Known
+from planner.pace import Pace
 from planner.reduction import needed_columns
 from planner.solver import Infeasible, Optimal, SolverName, TimedOut, available_solvers, solve
 from planner.stages import CellProblem
@@ -167,6 +168,7 @@ class _Search:
     delta: float
     deadline: float
     solver: SolverName
+    pace: Pace = field(default_factory=Pace)
     opened: dict[int, CellProblem] = field(default_factory=dict)
     optima: dict[int, CellOptimum] = field(default_factory=dict)
     looked_below: dict[int, float] = field(default_factory=dict)
@@ -195,6 +197,7 @@ class _Search:
         refined_at_s = np.full(len(self.bounds_s), np.nan)
         while heap or begin < len(waiting):
             limit_s = self.limit_s()
+            self.pace.at(self._so_far)
             next_s = float(self.bounds_s[waiting[begin]]) if begin < len(waiting) else np.inf
             bound_s = min(next_s, heap[0][0] if heap else np.inf)
             if bound_s > limit_s:
@@ -217,6 +220,11 @@ class _Search:
                 self._refine(heap, np.array(stale), refined_at_s, limit_s)
             else:
                 self._open(heapq.heappop(heap), limit_s)
+
+    def _so_far(self) -> str:
+        looked = len(self.opened) + len(self.looked_below)
+        best = f"best objective {self.incumbent_s:.3g} s" if self.opened else "none fits yet"
+        return f"searching: {looked:,} of {len(self.bounds_s):,} cells looked into, {best}"
 
     def _open(self, entry: tuple[float, int], limit_s: float) -> None:
         """Looks into a cell whose bound is better than what is known of its siblings."""
@@ -413,6 +421,7 @@ def search(
     time_limit_s: float | None = None,
     solver: SolverName | None = None,
     always: Sequence[Candidate] = (),
+    pace: Pace | None = None,
 ) -> Choice:
     """The plan of least S among those within δ of J*, and `always`, or a simpler one that ties with it, with its certificate.
 
@@ -424,6 +433,7 @@ def search(
         delta=delta,
         deadline=np.inf if time_limit_s is None else begun + time_limit_s,
         solver=solver or available_solvers()[0],
+        pace=pace or Pace(),
     )
     state.open_cells()
     if not state.opened:

@@ -38,6 +38,7 @@ def plan(arguments: argparse.Namespace) -> Outcome:
         calibration=_calibration(arguments),
         time_limit_s=arguments.time_limit,
         version=installed_version(),
+        tell=progress,
     )
     if arguments.out is not None:
         save(chosen, arguments.out)
