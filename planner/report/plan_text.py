@@ -34,9 +34,9 @@ def plan_text(plan: Plan) -> str:
                 "the decision was changed by hand: its prediction and its proof no longer hold; `meshwright predict` makes new ones",
             ),
         ]
-        return "\n".join([*lines, "", *stage_lines(plan.decision, None, request.cluster)])
+        return "\n".join([*lines, "", *stage_lines(plan.decision, None, request.cluster), *chain_lines(request.model)])
     lines += _argument(plan, plan.predicted)
-    lines += ["", *stage_lines(plan.decision, plan.predicted, request.cluster)]
+    lines += ["", *stage_lines(plan.decision, plan.predicted, request.cluster), *chain_lines(request.model)]
     others = [other for other in plan.alternatives if other.note not in ("baseline", "current")]
     if others:
         lines += ["", *_alternative_lines(plan, others)]
@@ -191,6 +191,23 @@ def stage_lines(decision: Decision, predicted: Prediction | None, cluster: Clust
     elif virtual and predicted:
         lines.append("fwd, bwd, tail and memory are those of the device: all of its virtual stages together")
     return lines
+
+
+def chain_lines(model: Model) -> list[str]:
+    """Of a chain of unlike layers with names, which of the numbers in the table are what; nothing of any other model."""
+    parts: list[tuple[str, int, int]] = []
+    first = 1
+    for group in model.layer_groups:
+        last = first + group.count - 1
+        if parts and parts[-1][0] == group.name:
+            parts[-1] = (group.name, parts[-1][1], last)
+        else:
+            parts.append((group.name, first, last))
+        first = last + 1
+    if len(parts) < 2 or not all(name for name, _, _ in parts):
+        return []
+    spans = [f"{begin}-{end} {name}" if begin < end else f"{begin} {name}" for name, begin, end in parts]
+    return [paragraph(f"layers: {', '.join(spans)}")]
 
 
 def _on(stage: Stage, cluster: Cluster) -> list[str]:

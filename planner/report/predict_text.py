@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from cost_models.problem import Problem
 from cost_models.records import Decision, Prediction, StagePrediction, Verdict
 from cost_models.units import GIB, MIB
-from planner.report.plan_text import FITS, PARTS, asked, basis_text, head_room, speed, stage_lines
+from planner.report.plan_text import FITS, PARTS, asked, basis_text, chain_lines, head_room, speed, stage_lines
 from planner.report.words import columns, duration, joined, memory_gib, row
 from planner.rests_on import Term
 
@@ -49,7 +49,7 @@ def predict_text(
     lines += term_lines(terms)
     if predicted.worth_measuring:
         lines.append(row("measure", f"would narrow it most: {joined(predicted.worth_measuring)}"))
-    lines += ["", *stage_lines(decision, predicted, problem.cluster)]
+    lines += ["", *stage_lines(decision, predicted, problem.cluster), *chain_lines(problem.model)]
     lines += ["", *memory_lines(predicted.stages, "device" if decision.layout.vpp > 1 else "stage")]
     if defaults:
         lines += ["", row("not said", ", ".join(f"{key} = {value}" for key, value in defaults.items()))]

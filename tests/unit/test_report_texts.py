@@ -43,7 +43,7 @@ from planner.report import explain_text, words
 from planner.report.check_text import check_text
 from planner.report.explain_text import against_text, certificate_text, why_not_text
 from planner.report.help_text import EXAMPLE, TOPICS, topic_text
-from planner.report.plan_text import plan_text
+from planner.report.plan_text import chain_lines, plan_text
 from planner.report.plots import comparison_plot
 from planner.report.predict_text import predict_text
 from planner.report.probe_text import probe_text
@@ -618,3 +618,9 @@ def test_many_laws_that_were_not_judged_share_a_line() -> None:
     assert lines[-2] == "unchecked  9 laws, which `--json` names, for want of tp, states (a, b)"
     assert lines[-1].strip() == "runtime: odd"
     assert "LAW_A" in check_text({**document, "unchecked": texts[:8]})
+
+
+def test_a_chain_of_unlike_layers_says_which_numbers_are_what() -> None:
+    assert chain_lines(read_model("llava1.5-7b")) == ["layers: 1 patches, 2-25 vision, 26 projector, 27-58 language"]
+    assert chain_lines(read_model("gemma3-27b"))[0].endswith("29 projector, 30-91 language")
+    assert chain_lines(read_model("llama3-8b")) == []
