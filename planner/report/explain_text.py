@@ -9,6 +9,7 @@ from planner.report.check_text import value_lines
 from planner.report.plan_text import FITS, PARTS, gap_words
 from planner.report.words import columns, duration, memory_gib, row, short_layout
 from planner.search import DELTA
+from planner.ties import TIE
 
 _ANSWERS = {
     "illegal": "it breaks a law",
@@ -207,7 +208,7 @@ _AGAINST: Mapping[str, tuple[str, Callable[[Any], str]]] = {
 _WORDS_OF_THE_PROOF = (
     "J is the objective: the closed formula for the seconds of a step, by which plans are ranked and which is proved",
     "J* is the least J of any plan of the space",
-    f"δ is {DELTA:.0%}: the best plans of the cells with J up to J*·(1+δ) are simulated, and the choice is the fastest of these",
+    f"δ is {DELTA:.0%}: the best plans of the cells with J up to J*·(1+δ) are simulated, and the choice is the simplest of those within {TIE:.0%} of the fastest",
     "a cell is a layout whose stages and recompute are open; ≥ is a bound below all its plans",
 )
 

@@ -8,6 +8,7 @@ from cost_models.records import Alternative, Cluster, Decision, Layout, Model, P
 from cost_models.records.plan import NO_CANDIDATE
 from cost_models.units import GIB
 from planner.report.words import billions, columns, counted, duration, memory, memory_gib, paragraph, row, short_layout
+from planner.ties import TIE
 
 FITS = {Verdict.OK: "fits", Verdict.RISKY: "risky", Verdict.NO: "does not fit"}
 """A verdict in words."""
@@ -329,7 +330,15 @@ def _alternative_lines(plan: Plan, others: Sequence[Alternative]) -> list[str]:
         ]
         for other in others
     ]
-    return columns(rows)
+    lines = columns(rows)
+    if any(
+        duration(other.step_s) != duration(plan.predicted.step_s) and other.step_s < plan.predicted.step_s
+        for other in others
+    ):
+        lines.append(
+            f"of plans within {TIE:.0%} of the fastest, which the model cannot tell apart, the simplest is the choice"
+        )
+    return lines
 
 
 def _candidate(plan: Plan, layout: Layout, step_s: float, peak_gib: float) -> str:
