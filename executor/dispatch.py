@@ -84,7 +84,9 @@ def measure_context(model: Model, seq: int, mbs: int, runtime: Runtime, settings
     trained anything before.
     """
     ranks = dist.get_world_size()
-    plan = plan_of(replace(model, num_layers=1, layer_groups=()), normalised(dp=ranks, mbs=mbs), seq, ranks * mbs, runtime)
+    plan = plan_of(
+        replace(model, num_layers=1, layer_groups=()), normalised(dp=ranks, mbs=mbs), seq, ranks * mbs, runtime
+    )
     run = Run(plan, settings)
     run.warm_up()
     return Measurement(

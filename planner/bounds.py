@@ -19,7 +19,7 @@ from cost_models.schedules import FloatArray, IntArray, splits_backward
 from cost_models.stage import EMBEDDING, HEAD, LAYERS, BlockPrices, late_s
 from cost_models.step import CellFloors, cell_floors, closed_lower_bound_s, closed_objective_bound_s
 from planner.floors import CellMemory, extra_seconds, layers_of_chunks, least_loads, least_steps
-from planner.played import is_played
+from planner.played import are_played
 from planner.played_bounds import played_bounds
 
 _ROUNDING = 1e-9
@@ -53,11 +53,7 @@ class Bounds:
     @cached_property
     def played(self) -> NDArray[np.bool_]:
         """(n,) cells whose plans are known by their simulated time alone."""
-        num_layers, cells = self.problem.model.num_layers, self.cells
-        shapes = zip(cells.schedule.tolist(), cells.pp.tolist(), cells.vpp.tolist(), strict=True)
-        known = {shape: is_played(shape[0], num_layers, *shape[1:]) for shape in shapes}
-        every = zip(cells.schedule.tolist(), cells.pp.tolist(), cells.vpp.tolist(), strict=True)
-        return np.array([known[shape] for shape in every], dtype=bool)
+        return are_played(self.cells, self.problem.model.num_layers)
 
     @cached_property
     def _chunked(self) -> NDArray[np.bool_]:
@@ -89,16 +85,18 @@ class Bounds:
 
     @cached_property
     def floors(self) -> CellFloors:
-        """What every plan of each cell costs at least."""
-        cells, prices = self.cells, self.prices
-        kinds = list(self.kinds)
-        return cell_floors(
-            num_devices=cells.pp,
+        """What every plan of each cell costs at least: worked out once for cells whose blocks and pp are alike."""
+        cells, kinds = self.cells, list(self.kinds)
+        deepest = int(cells.pp.max()) + 1
+        first, row = np.unique(self.prices.rows * deepest + cells.pp, return_index=True, return_inverse=True)[1:]
+        unlike = cell_floors(
+            num_devices=cells.pp[first],
             block_counts=self.problem.block_counts,
-            block_forward_s=prices.forward_s[:, :, kinds].min(axis=-1),
-            block_backward_s=self.backward_s[:, :, kinds].min(axis=-1),
-            tail_s=np.full(len(cells), self.constant_s),
+            block_forward_s=self.prices.forward_s[first][:, :, kinds].min(axis=-1),
+            block_backward_s=self.backward_s[first][:, :, kinds].min(axis=-1),
+            tail_s=np.full(len(first), self.constant_s),
         )
+        return _of(unlike, row.ravel())
 
     @property
     def constant_s(self) -> float:

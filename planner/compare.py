@@ -314,7 +314,9 @@ def fitted_on(runs: Sequence[Run], calibration: Calibration | None = None) -> Ca
     refitted = refit(prior, rows, predictions, name=f"{prior.name}, refitted on runs", date=today)
     found = refitted.calibration
     if not refitted.width:
-        found = replace(found, name=f"{prior.name}, kept: it predicts runs that are left out better than a refit on the others")
+        found = replace(
+            found, name=f"{prior.name}, kept: it predicts runs that are left out better than a refit on the others"
+        )
     return replace(found, coefficients={**found.coefficients, **_residuals(runs, prior, today)})
 
 

@@ -7,12 +7,13 @@ lighter; all layers under one kind of recompute, the cheapest that fits.
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cost_models.laws import LAWS
-from cost_models.problem import Columns
+from cost_models.problem import Cells, Columns
 from cost_models.records import SPLIT_BACKWARD, Runtime, Schedule, Severity
 from cost_models.schedules import WITH_FORMULA, devices_of_stages, max_held
 from cost_models.simulation import simulate
@@ -25,8 +26,18 @@ if TYPE_CHECKING:
 
 
 def is_played(schedule: Schedule, num_layers: int, pp: int, vpp: int) -> bool:
-    """Whether a cell's plans are known by their simulated time alone."""
-    return pp > 1 and (schedule not in WITH_FORMULA or (vpp > 1 and num_layers % (pp * vpp) != 0))
+    """Whether a layout's plans are known by their simulated time alone."""
+    return bool(_is_played(np.bool_(schedule in WITH_FORMULA), num_layers, np.int64(pp), np.int64(vpp)))
+
+
+def are_played(cells: Cells, num_layers: int) -> NDArray[np.bool_]:
+    """(n,) the same of many cells."""
+    formula = np.array([schedule in WITH_FORMULA for schedule in cells.schedule.tolist()], dtype=bool)
+    return np.asarray(_is_played(formula, num_layers, cells.pp, cells.vpp))
+
+
+def _is_played(formula: Any, num_layers: int, pp: Any, vpp: Any) -> Any:
+    return (pp > 1) & (~formula | ((vpp > 1) & (num_layers % (pp * vpp) != 0)))
 
 
 def split_counts(num_layers: int, num_stages: int) -> list[list[int]]:

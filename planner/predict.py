@@ -126,7 +126,9 @@ def _fullest(devices: tuple[DeviceMemory, ...], pools: tuple[Problem, ...]) -> t
     return max(zip(devices, pools, strict=True), key=lambda one: one[0].peak_bytes / max(usable_bytes(one[1]), 1.0))
 
 
-def _host_bytes(devices: tuple[DeviceMemory, ...], pools: tuple[Problem, ...]) -> tuple[Mapping[str, float], int | None]:
+def _host_bytes(
+    devices: tuple[DeviceMemory, ...], pools: tuple[Problem, ...]
+) -> tuple[Mapping[str, float], int | None]:
     """Phase -> bytes of the fullest node's host, and the least memory of a host; None where one is not known."""
     found: dict[str, float] = {}
     for pool in _distinct(pools):

@@ -19,10 +19,11 @@ from cost_models.problem import Cells, IntArray
 from cost_models.recompute import is_priced
 from cost_models.records import V_PLACED, Cluster, Gather, Layout, Model, Runtime, Schedule, Severity, Workload
 from cost_models.records.layout import LEGAL_GATHER
-from cost_models.schedules import MOST_OPERATIONS, WITH_FORMULA, schedule_needs
+from cost_models.schedules import MOST_OPERATIONS, schedule_needs
 from planner.arrangements import LAW as POOL_LAW
 from planner.arrangements import NEIGHBOURS, Arrangement, legal_pipelines, place
 from planner.errors import InfeasibleError, InputError, NotYetError
+from planner.played import are_played
 from planner.readers.pins import Pins
 
 SCHEDULES = (
@@ -183,11 +184,7 @@ def on_pools(space: Space, model: Model, cluster: Cluster) -> Space:
 
     InfeasibleError where no cell has any.
     """
-    stages = space.cells.num_virtual_stages
-    played = (space.cells.vpp > 1) & (model.num_layers % stages != 0)
-    played |= np.array([schedule not in WITH_FORMULA for schedule in space.cells.schedule.tolist()]) & (
-        space.cells.pp > 1
-    )
+    played = are_played(space.cells, model.num_layers)
     formula = np.flatnonzero(~played)
     cells = space.cells.take(formula)
     placed = place(cells, cluster)

@@ -277,9 +277,7 @@ def chunk_spans(num_layers: int, num_stages: int) -> Spans:
     return Spans(stage=stage, first=first, last=last)
 
 
-def free_spans(
-    block_s: FloatArray, num_stages: int, heaviest_s: float, of_stage: Sequence[int] | None = None
-) -> Spans:
+def free_spans(block_s: FloatArray, num_stages: int, heaviest_s: float, of_stage: Sequence[int] | None = None) -> Spans:
     """Every span that takes at most `heaviest_s` and lies on a chain of such spans from the first block to the last.
 
     block_s: (K,) a lower bound on the load of each block, or (rows, K) with the row of each stage in `of_stage`. Spans that no

@@ -126,7 +126,9 @@ class Decision:
             raise RecordError(f"a stage names a device outside 0..{layout.pp - 1} (pp = {layout.pp})")
         pools = {(stage.device, stage.pool) for stage in self.stages}
         if len(pools) > len({device for device, _ in pools}) or len({pool is None for _, pool in pools}) > 1:
-            raise RecordError("stages: each position of the pipeline lies in one pool, and all stages name theirs or none does")
+            raise RecordError(
+                "stages: each position of the pipeline lies in one pool, and all stages name theirs or none does"
+            )
         if self.stages[0].blocks[0] != 0 or any(a.blocks[1] + 1 != b.blocks[0] for a, b in pairwise(self.stages)):
             raise RecordError(
                 "the stages' blocks are not a partition: each starts where the one before ends, the first at 0"

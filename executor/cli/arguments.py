@@ -23,7 +23,10 @@ _Argument = tuple[str, dict[str, object]]
 _MODEL: _Argument = ("--model", {"metavar": "M", "help": "a preset, an HF config.json, or a saved model"})
 _CLUSTER: _Argument = (
     "--cluster",
-    {"metavar": "C", "help": "preset x GPUs (h100x64, a100-80x1024), several joined by + (h100x64+a100-80x128), a cluster file, or a probe"},
+    {
+        "metavar": "C",
+        "help": "preset x GPUs (h100x64, a100-80x1024), several joined by + (h100x64+a100-80x128), a cluster file, or a probe",
+    },
 )
 _BATCH: _Argument = ("--batch", {"metavar": "SEQUENCES", "type": int, "help": "sequences in a step, over all ranks"})
 _SEQ: _Argument = ("--seq", {"metavar": "TOKENS", "type": int, "help": "tokens in a sequence"})

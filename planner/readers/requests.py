@@ -264,7 +264,9 @@ def _pools(request: Request, cluster: Cluster, layout: Layout, defaults: dict[st
     said = request.layout.get("pools")
     if len(cluster.pools) == 1:
         if said is not None:
-            raise InputError(f"{request.source}: layout.pools={said}, but cluster {cluster.name!r} has one pool; leave it out")
+            raise InputError(
+                f"{request.source}: layout.pools={said}, but cluster {cluster.name!r} has one pool; leave it out"
+            )
         return ()
     if said is None:
         defaults["layout.pools"] = "in the order of the cluster's pools"
