@@ -209,6 +209,7 @@ _WORDS_OF_THE_PROOF = (
     "J is the objective: the closed formula for the seconds of a step, by which plans are ranked and which is proved",
     "J* is the least J of any plan of the space",
     f"δ is {DELTA:.0%}: the best plans of the cells with J up to J*·(1+δ) are simulated, and the choice is the simplest of those within {TIE:.0%} of the fastest",
+    "R bounds a simulated time from below: a device's work and what passes before it and behind it, without hops and without waits in between; the fewer micro-batches a stage has, the more of the gap is waits",
     "a cell is a layout whose stages and recompute are open; ≥ is a bound below all its plans",
 )
 
