@@ -4,7 +4,7 @@ What hides behind what, up to a share that is a coefficient:
   tensor parallelism     behind products, where the runtime overlaps it (overlap.tp) and its group keeps inside a fast
                          domain: what overlaps it writes into the other ranks' memory (Transformer Engine's user buffers
                          need NVLink between all ranks of the group)
-  context parallelism    a ring behind the block's attention (overlap.cp); other ways not at all
+  context parallelism    a ring behind the block's attention (overlap.cp), and while the device waits for launches
   expert parallelism     a share (overlap.ep; overlap.ep.scheduled where the runtime plays two micro-batches against each
                          other) behind the block's compute, and all of it while the device waits for launches
   gathers of ZeRO 2, 3   behind the compute of their own block (overlap.fsdp)
@@ -443,14 +443,14 @@ def _exposed(row: _Row, hidden: _Hidden, gathers: Traffic) -> tuple[Seconds, Sec
         work_s = getattr(row.passed, side).total
         tensor, gather = getattr(row.tensor, side), getattr(gathers, side)
         left = _left(tensor, hidden.tensor, work_s)
+        # a device that waits for launches exchanges meanwhile: first the ring, then the experts' tokens
+        idle_s = np.zeros_like(work_s) if row.passed.idle_s is None else row.passed.idle_s[way]
         if row.context is not None and row.passed.attention_s is not None:
-            around = getattr(row.context, side)
-            left = left + _left(around, 1.0, row.passed.attention_s[way] * hidden.context)
+            seen = _left(getattr(row.context, side), 1.0, row.passed.attention_s[way] * hidden.context)
+            ring = _left(seen, 1.0, idle_s)
+            left, idle_s = left + ring, idle_s - (seen.total - ring.total)
         if row.experts is not None:
-            exchange = getattr(row.experts, side)
-            seen = _left(exchange, hidden.experts, work_s)
-            # a device that waits for launches exchanges meanwhile
-            left = left + (seen if row.passed.idle_s is None else _left(seen, 1.0, row.passed.idle_s[way]))
+            left = left + _left(_left(getattr(row.experts, side), hidden.experts, work_s), 1.0, idle_s)
         sides.append(left + _left(gather, 1.0, work_s * hidden.gathers))
     return sides[0], sides[1]
 
