@@ -163,11 +163,9 @@ def price_blocks(problem: Problem, cells: Cells, recompute_kinds: Sequence[str] 
     """
     _supported(problem, cells)
     first, row = distinct_rows(problem, cells)
-    distinct = _price_each(problem, cells.take(first))
-    every = distinct.recompute_kinds
-    return distinct.spread(
-        cells, row, tuple(k for k in every if recompute_kinds is None or k == every[0] or k in recompute_kinds)
-    )
+    asked = problem if recompute_kinds is None else problem.with_recompute(recompute_kinds)
+    distinct = replace(_price_each(asked, cells.take(first)), problem=problem)
+    return distinct.spread(cells, row, distinct.recompute_kinds)
 
 
 def distinct_rows(problem: Problem, cells: Cells) -> tuple[IntArray, IntArray]:

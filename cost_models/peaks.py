@@ -78,8 +78,15 @@ def decision_columns(decision: Decision, recompute_kinds: tuple[str, ...]) -> Co
     )
 
 
+def asked_by(problem: Problem, decision: Decision) -> Problem:
+    """The problem with the kinds of recompute that a decision uses: others need no price. RecordError on an unknown kind."""
+    decision_columns(decision, problem.recompute_kinds)
+    return problem.with_recompute({kind for stage in decision.stages for kind in stage.recompute})
+
+
 def memory_report(problem: Problem, decision: Decision) -> tuple[DeviceMemory, ...]:
     """Expected bytes of each pipeline position at its peak: by kind, by phase, with the operation that makes the peak."""
+    problem = asked_by(problem, decision)
     if len(problem.cluster.pools) > 1:
         return _on_pools(problem, decision)
     layout = decision.layout

@@ -1,6 +1,6 @@
 """What is to be priced: a problem, and cells (layouts without stages) as arrays."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
@@ -124,6 +124,12 @@ class Problem:
     def recompute_kinds(self) -> tuple[str, ...]:
         """Those of the runtime's kinds of recompute that are priced, in its order; the first keeps everything."""
         return tuple(kind for kind in self.runtime.recompute_kinds if is_priced(self.runtime.name, kind))
+
+    def with_recompute(self, kinds: Collection[str]) -> "Problem":
+        """The same with fewer kinds of recompute to price: these, and the one that keeps everything."""
+        known = self.recompute_kinds
+        kept = tuple(kind for kind in known if kind in kinds or kind == known[0])
+        return self if kept == known else replace(self, runtime=replace(self.runtime, recompute_kinds=kept))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -9,7 +9,7 @@ from cost_models.compute import FloatArray
 from cost_models.intervals import pairwise_error, step_interval_s
 from cost_models.memory import memory_lower, memory_upper, moved_states, usable_bytes
 from cost_models.offload import offload_s
-from cost_models.peaks import DeviceMemory, decision_columns, host_bytes_per_node, memory_report
+from cost_models.peaks import DeviceMemory, asked_by, decision_columns, host_bytes_per_node, memory_report
 from cost_models.placement import Placement, price_placed
 from cost_models.pressure import slowdown_share
 from cost_models.records import Decision, MemoryKind, Parts, Prediction, StagePrediction, Verdict
@@ -41,7 +41,7 @@ class Simulated:
 
 def simulated(problem: Problem, decision: Decision) -> Simulated:
     """Prices a decision and plays its schedule."""
-    layout = decision.layout
+    problem, layout = asked_by(problem, decision), decision.layout
     cells = Cells.of([layout], decision.ranks.order)
     columns = decision_columns(decision, problem.recompute_kinds)
     if len(problem.cluster.pools) > 1:
