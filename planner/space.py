@@ -360,8 +360,9 @@ class _Builder:
         available = [schedule for schedule in SCHEDULES if schedule in self.runtime.schedules]
         if pp == 1:
             plain = next((s for s in available if s in (Schedule.ONE_F_ONE_B, Schedule.GPIPE)), Schedule.ONE_F_ONE_B)
-            if self.pinned("vpp", 1):
-                yield self.pinned_schedule_without_pipeline(plain), 1
+            named = self.schedule_without_pipeline(plain)
+            if self.pinned("vpp", 1) and named is not None:
+                yield named, 1
             return
         for schedule in available:
             if not self.pinned("schedule", schedule):
@@ -388,10 +389,14 @@ class _Builder:
             return False
         return True
 
-    def pinned_schedule_without_pipeline(self, plain: Schedule) -> Schedule:
-        """With pp = 1 every schedule is plain accumulation, so a pin on it names what is written down."""
-        named = (s for s in (Schedule.ONE_F_ONE_B, Schedule.GPIPE) if self.pins.allows_value("schedule", s))
-        return plain if self.pins.allows_value("schedule", plain) else next(named, plain)
+    def schedule_without_pipeline(self, plain: Schedule) -> Schedule | None:
+        """With pp = 1 1f1b and gpipe are plain accumulation, and a pin says which is written down; other schedules ask for a
+        pipeline: None, and counted."""
+        for schedule in (plain, Schedule.ONE_F_ONE_B, Schedule.GPIPE):
+            if self.pins.allows_value("schedule", schedule):
+                return schedule
+        self.log.add("no pipeline", "the pinned schedule asks for pp > 1", pp=1)
+        return None
 
     def add_batches(self, facts: Facts, schedule: Schedule, vpp: int) -> None:
         """All micro-batch sizes and options of one pipeline."""
@@ -510,7 +515,8 @@ def _nothing_legal(builder: _Builder, kinds: Sequence[str]) -> InfeasibleError |
             f"the pins allow no kind of recompute of runtime {runtime.name!r}; legal: {', '.join(runtime.recompute_kinds)}"
         )
     laws = [refusal for refusal in builder.log.refusals() if not refusal.code.startswith("pin ")]
-    told = [f"{one.code}: {one.reason} (closed {one.count} branches, the first at {one.example})" for one in laws[:4]]
+    told = [*_missing_schedules(runtime, pins)]
+    told += [f"{one.code}: {one.reason} (closed {one.count} branches, the first at {one.example})" for one in laws[:4]]
     for pin in pins.pins:
         others = Pins(pins=tuple(other for other in pins.pins if other is not pin))
         free = _Builder(facts=builder.facts, runtime=runtime, pins=others, log=_Log(), families={})
@@ -528,6 +534,14 @@ def _nothing_legal(builder: _Builder, kinds: Sequence[str]) -> InfeasibleError |
 def most_micro_batch(seq: int) -> int:
     """Sequences of `seq` tokens in the largest micro-batch that is searched."""
     return max(MOST_MICRO_BATCH, MOST_MICRO_BATCH_TOKENS // seq)
+
+
+def _missing_schedules(runtime: Runtime, pins: Pins) -> Iterator[str]:
+    """Pins that ask for nothing but schedules that the runtime has not."""
+    has = [schedule.value for schedule in runtime.schedules]
+    for pin in pins.pins:
+        if pin.field == "schedule" and not any(pin.allows(schedule) for schedule in has):
+            yield f"runtime {runtime.name} has no schedule that the pin {pin} allows; it has {', '.join(has)}"
 
 
 def _restrictions(runtime: Runtime, pins: Pins, worlds: Sequence[int], cluster: Cluster, seq: int) -> tuple[str, ...]:

@@ -326,3 +326,14 @@ def test_cells_that_the_search_leaves_closed_hold_no_better_plan(num_gpus: int, 
             cell = replace(every_column(priced, index), memory_limit_bytes=priced.memory_limit_bytes)
         best = best_plan([cell])
         assert best is None or best.objective_s >= limit_s * (1 - 1e-9)
+
+
+def test_a_pinned_schedule_asks_for_a_pipeline_and_for_a_runtime_that_has_it() -> None:
+    assert (space_on("h100x8", runtime="torchtitan", pin="schedule=loopedbfs").cells.pp > 1).all()
+    assert set(space_on("h100x8", pin="pp=1, schedule=gpipe").cells.schedule.tolist()) == {Schedule.GPIPE}
+    with pytest.raises(
+        InfeasibleError, match="runtime torch has no schedule that the pin schedule=zbv allows; it has 1f1b"
+    ):
+        space_on("h100x8", pin="schedule=zbv")
+    with pytest.raises(InfeasibleError, match="asks for pp > 1"):
+        space_on("h100x8", runtime="torchtitan", pin="schedule=zbv, pp=1")
