@@ -88,6 +88,12 @@ def _late_traffic(prices: BlockPrices, cell: int | NDArray[np.int64], params: Fl
     return Late(gradients=gradients, weights=weights)
 
 
+def hidden_share(problem: Problem) -> float:
+    """The share of a device's last passes behind which exchanges at the end of the step hide."""
+    family, runtime = problem.cluster.pools[0].kind.device.family, problem.runtime
+    return value(problem.calibration, "overlap.dp", family, runtime.name) if runtime.overlaps_dp else 0.0
+
+
 def late_s(
     prices: BlockPrices, cell: NDArray[np.int64], common: FloatArray, routed: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
@@ -252,9 +258,7 @@ def _sync(
     backward_s: FloatArray,
 ) -> Seconds:
     """What is left of the exchanges at the end of the step; the last block's part is always seen."""
-    problem = prices.problem
-    family, runtime = problem.cluster.pools[0].kind.device.family, problem.runtime
-    hides = value(problem.calibration, "overlap.dp", family, runtime.name) if runtime.overlaps_dp else 0.0
+    hides = hidden_share(prices.problem)
     late = [_late_traffic(prices, cell, common, experts=False)]
     if routed.any():
         late.append(_late_traffic(prices, cell, routed, experts=True))

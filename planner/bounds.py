@@ -16,7 +16,7 @@ from cost_models.collectives import Collective, collective_s
 from cost_models.memory import context_bytes
 from cost_models.problem import Cells, Problem
 from cost_models.schedules import FloatArray, IntArray, splits_backward
-from cost_models.stage import EMBEDDING, HEAD, LAYERS, BlockPrices, late_s
+from cost_models.stage import EMBEDDING, HEAD, LAYERS, BlockPrices, hidden_share, late_s
 from cost_models.step import CellFloors, cell_floors, closed_lower_bound_s, closed_objective_bound_s
 from planner.floors import CellMemory, extra_seconds, layers_of_chunks, least_loads, least_steps
 from planner.played import are_played
@@ -281,7 +281,7 @@ class Bounds:
         v > 1: the blocks of the first and the last device are known, and J counts their tails without recompute.
         """
         common, routed, parts = self._mean_params
-        slower, hides = self.prices.slower[among], self.hidden_share
+        slower, hides = self.prices.slower[among], hidden_share(self.problem)
         most_blocks = self._most_layers(self.memory.take(among), heaviest_s) + 2
         found = [self.longest_tails_s[among]]
         # and some device has this many layers of the commonest kind, with all their parameters
@@ -315,11 +315,20 @@ class Bounds:
         """Seconds of the optimizer on so many parameters."""
         return np.asarray(compute.moved_s(self.prices.rates, self.prices.rates.optimizer_bytes, params).total)
 
-    @property
-    def hidden_share(self) -> float:
-        """The share of a device's work behind which exchanges at the end of the step hide."""
-        family, runtime = self.problem.cluster.pools[0].kind.device.family, self.problem.runtime
-        return value(self.problem.calibration, "overlap.dp", family, runtime.name) if runtime.overlaps_dp else 0.0
+    def chunk_tails_s(self, cell: IntArray, blocks: IntArray, kind: IntArray) -> FloatArray:
+        """(n,) update and exchanges left over of virtual stages with these blocks (n, kinds), all under one kind of recompute."""
+        prices, params = self.prices, self.prices.memory.params
+        apart = blocks[:, HEAD] * (1 - blocks[:, EMBEDDING])
+        common = (blocks * params.common[cell]).sum(axis=1) + apart * params.tied_copy[cell]
+        routed = (blocks * params.experts[cell]).sum(axis=1)
+        left_s, hides = np.zeros(len(cell)), prices.slower[cell] * hidden_share(self.problem)
+        for exchanged_s, seconds in zip(
+            late_s(prices, cell, common, routed), (prices.backward_s, prices.forward_s), strict=True
+        ):
+            room_s = (blocks * seconds[cell, :, kind]).sum(axis=1)
+            left_s += np.maximum(exchanged_s - hides * room_s, exchanged_s / np.maximum(blocks.sum(axis=1), 1))
+        parts = prices.optimizer_parts
+        return np.asarray(left_s + self.update_s(common / parts[0][cell] + routed / parts[1][cell]))
 
     def _end_tails(self, among: IntArray) -> FloatArray:
         """v > 1: the longer tail of the first and the last device, as J counts them."""
@@ -329,36 +338,23 @@ class Bounds:
         ]
         place = np.repeat(np.arange(len(among)), [len(rows) for rows in shapes])
         rows = np.concatenate(shapes)
-        device, times, embedding, head, layers = rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3], rows[:, 4:]
-        cell, prices = among[place], self.prices
-        counts = np.column_stack([embedding, layers, head])
-        common = (counts * prices.memory.params.common[cell]).sum(axis=1)
-        common = common + head * (1 - embedding) * prices.memory.params.tied_copy[cell]
-        routed = (counts * prices.memory.params.experts[cell]).sum(axis=1)
-        fastest = self.kinds[0]
-        forward_s, backward_s = (
-            (counts * seconds[cell][:, :, fastest]).sum(axis=1) for seconds in (prices.forward_s, prices.backward_s)
-        )
-        gradients_s, weights_s = late_s(prices, cell, common, routed)
-        left_s, hides = np.zeros(len(cell)), prices.slower[cell] * self.hidden_share
-        for exchanged_s, room_s in ((gradients_s, backward_s), (weights_s, forward_s)):
-            left_s += np.maximum(exchanged_s - hides * room_s, exchanged_s / counts.sum(axis=1))
-        divided = prices.optimizer_parts
+        device, times, blocks = rows[:, 0], rows[:, 1], rows[:, 2:]
+        spent_s = self.chunk_tails_s(among[place], blocks, np.full(len(rows), self.kinds[0]))
         tails_s = np.zeros((len(among), 2))
-        update_s = self.update_s(common / divided[0][cell] + routed / divided[1][cell])
-        np.add.at(tails_s, (place, device), times * (left_s + update_s))
+        np.add.at(tails_s, (place, device), times * spent_s)
         return np.asarray(self.constant_s + tails_s.max(axis=1))
 
     def _end_chunks(self, pp: int, vpp: int) -> IntArray:
-        """(rows, 4 + layer kinds): unlike chunks of the first device (0) and the last (1): which of the two, how many there are
-        of them, whether they hold the embedding and the head, and their layers of each kind."""
+        """(rows, 2 + kinds): unlike chunks of the first device (0) and the last (1): which of the two, how many there are of them,
+        and their blocks of each kind."""
         if (pp, vpp) not in self._known_chunks:
             rows = []
             for which, device in enumerate((0, pp - 1)):
                 layers = layers_of_chunks(self.problem.layer_places, pp, vpp, device)
                 ends = np.zeros((vpp, 2), dtype=np.int64)
                 ends[0, 0], ends[-1, 1] = device == 0, device == pp - 1
-                unlike, times = np.unique(np.column_stack([ends, layers]), axis=0, return_counts=True)
+                blocks = np.column_stack([ends[:, 0], layers, ends[:, 1]])
+                unlike, times = np.unique(blocks, axis=0, return_counts=True)
                 rows.append(np.column_stack([np.full(len(times), which), times, unlike]))
             self._known_chunks[pp, vpp] = np.concatenate(rows)
         return self._known_chunks[pp, vpp]

@@ -103,7 +103,7 @@ def _fitting(priced: "Priced", empty: CellProblem) -> Iterator[tuple[CellProblem
             prices = price_columns(priced.prices, empty.index, columns)
             waiting = np.sum(list(prices.footprints.per_waiting.values()), axis=0)
             played = Played(objective_s=np.inf, lower_bound_s=0.0, devices=devices, waiting_bytes=waiting, held=held)
-            cell = replace(empty, columns=_stage_columns(columns, prices), played=played)
+            cell = replace(empty, columns=StageColumns.of(columns, prices), played=played)
             if most_held_bytes(cell) <= cell.memory_limit_bytes:
                 yield cell, prices
                 break  # recompute serves memory alone: the cheapest kind that fits
@@ -129,20 +129,3 @@ def _columns(blocks: list[int], kind: int, num_kinds: int) -> Columns:
     counts = np.zeros((len(blocks), num_kinds), dtype=np.int64)
     counts[:, kind] = layers
     return Columns(stage=np.arange(len(blocks)), first=edges[:-1], last=edges[1:] - 1, recompute_counts=counts)
-
-
-def _stage_columns(columns: Columns, prices: ColumnPrices) -> StageColumns:
-    return StageColumns(
-        stage=columns.stage,
-        first=columns.first,
-        last=columns.last,
-        recompute_counts=columns.recompute_counts,
-        forward_s=prices.forward_s,
-        backward_s=prices.backward_s,
-        hop_in_s=prices.hop_in_s,
-        hop_out_s=prices.hop_out_s,
-        tail_s=prices.tail_s,
-        played_tail_s=prices.tail_s,
-        state_bytes=prices.fixed_bytes,
-        activation_bytes=prices.activation_bytes,
-    )

@@ -13,7 +13,6 @@ import numpy as np
 
 from cost_models.records import Schedule
 from cost_models.schedules import FloatArray, IntArray, Pipeline, devices_of_stages, max_in_flight, splits_backward
-from cost_models.stage import late_s
 from planner.floors import vectors_of
 from planner.played import kinds_with, split_counts
 
@@ -128,7 +127,6 @@ def _ends(
 
 def _with_tails(bounds: "Bounds", worth: Sequence[_Plans]) -> FloatArray:
     """R of all these plans, one after the other: the tails of all first and last devices in one array call."""
-    prices, params = bounds.prices, bounds.prices.memory.params
     cells, blocks, times, plan, end, kinds = [], [], [], [], [], []
     offset = 0
     for plans in worth:
@@ -143,16 +141,7 @@ def _with_tails(bounds: "Bounds", worth: Sequence[_Plans]) -> FloatArray:
             kinds.append(np.full(num * len(unlike), plans.kind))
         offset += num
     cell, rows, kind = np.concatenate(cells), np.concatenate(blocks), np.concatenate(kinds)
-    common = (rows * params.common[cell]).sum(axis=1)
-    routed = (rows * params.experts[cell]).sum(axis=1)
-    left_s, hides = np.zeros(len(cell)), prices.slower[cell] * bounds.hidden_share
-    for exchanged_s, seconds in zip(
-        late_s(prices, cell, common, routed), (prices.backward_s, prices.forward_s), strict=True
-    ):
-        room_s = (rows * seconds[cell, :, kind]).sum(axis=1)
-        left_s += np.maximum(exchanged_s - hides * room_s, exchanged_s / np.maximum(rows.sum(axis=1), 1))
-    parts = prices.optimizer_parts
-    spent_s = left_s + bounds.update_s(common / parts[0][cell] + routed / parts[1][cell])
+    spent_s = bounds.chunk_tails_s(cell, rows, kind)
     tails_s = np.full((offset, 2), bounds.constant_s)
     np.add.at(tails_s, (np.concatenate(plan), np.concatenate(end)), np.concatenate(times) * spent_s)
     ends_s = (np.concatenate([plans.ends_s for plans in worth]) + tails_s).max(axis=1)

@@ -381,21 +381,7 @@ class Priced:
     def _priced(self, index: int, spans: Spans, counts: IntArray) -> StageColumns:
         """Columns with their prices."""
         columns = Columns(stage=spans.stage, first=spans.first, last=spans.last, recompute_counts=counts)
-        priced = price_columns(self.prices, index, columns)
-        return StageColumns(
-            stage=columns.stage,
-            first=columns.first,
-            last=columns.last,
-            recompute_counts=counts,
-            forward_s=priced.forward_s,
-            backward_s=priced.backward_s,
-            hop_in_s=priced.hop_in_s,
-            hop_out_s=priced.hop_out_s,
-            tail_s=priced.tail_s,
-            played_tail_s=priced.tail_s,
-            state_bytes=priced.fixed_bytes,
-            activation_bytes=priced.activation_bytes,
-        )
+        return StageColumns.of(columns, price_columns(self.prices, index, columns))
 
 
 _NO_BLOCKS, _NO_PRICES = np.empty(0, dtype=np.intp), np.empty(0)

@@ -13,9 +13,11 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
+from cost_models.problem import Columns
 from cost_models.records import Layout, Schedule
 from cost_models.schedules import FloatArray, IntArray, Pipeline
 from cost_models.simulation import StageTimes
+from cost_models.stage import ColumnPrices
 from cost_models.step import lower_bound_s, objective_s
 
 EXACT = 1e-12
@@ -53,6 +55,24 @@ class StageColumns:
 
     def __len__(self) -> int:
         return len(self.stage)
+
+    @classmethod
+    def of(cls, columns: Columns, prices: ColumnPrices) -> "StageColumns":
+        """Columns with what `cost_models.stage` says of them."""
+        return cls(
+            stage=columns.stage,
+            first=columns.first,
+            last=columns.last,
+            recompute_counts=columns.recompute_counts,
+            forward_s=prices.forward_s,
+            backward_s=prices.backward_s,
+            hop_in_s=prices.hop_in_s,
+            hop_out_s=prices.hop_out_s,
+            tail_s=prices.tail_s,
+            played_tail_s=prices.tail_s,
+            state_bytes=prices.fixed_bytes,
+            activation_bytes=prices.activation_bytes,
+        )
 
     @property
     def half_hops_s(self) -> FloatArray:
