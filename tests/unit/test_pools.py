@@ -9,12 +9,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from random_problems import every_column
 
 from cost_models.calibrations import shipped
 from cost_models.collectives import Collective, collective_s, fabric
 from cost_models.peaks import memory_report
-from cost_models.placement import Placement, hop_table_s, placed_hops_s, price_pools
-from cost_models.problem import Cells, Columns, Problem
+from cost_models.placement import Placement, hop_table_s, price_pools
+from cost_models.problem import Cells, Problem
 from cost_models.records import (
     Cluster,
     FabricException,
@@ -28,7 +29,6 @@ from cost_models.records import (
     to_json,
 )
 from cost_models.records.plan import Stage, plan_of
-from cost_models.stage import price_columns
 from planner.arrangements import MOST_ORDERS, arrangements, legal_pipelines
 from planner.certificate import derived_again
 from planner.choose import choose
@@ -48,7 +48,7 @@ from planner.readers.requests import complete, read_request
 from planner.readers.runtimes import read_runtime
 from planner.report.plan_text import plan_text
 from planner.search import search
-from planner.stages import CellProblem, StageColumns
+from planner.stages import CellProblem
 
 LLAMA = read_model("llama3-8b")
 TINY = replace(LLAMA, name="tiny", num_layers=4, hidden=2048, ffn=8192, heads=16, kv_heads=8, head_dim=128, vocab=32000)
@@ -216,62 +216,6 @@ def test_exceptions_of_a_node_stay_with_its_pool() -> None:
 
 
 # Every plan --------------------------------------------------------------------------------------------------------------
-
-
-def every_column(priced: Pooled, index: int) -> CellProblem:
-    """The cell with every span under every mixture of recompute on the pool of its device, nothing pruned."""
-    layout, model, pools = priced.layout(index), priced.problem.model, priced.space.pools(index)
-    last_block, num_kinds = model.num_blocks - 1, len(priced.prices.recompute_kinds)
-    rows = []
-    for stage in range(layout.num_virtual_stages):
-        spans = [
-            (first, last)
-            for first, last in itertools.combinations_with_replacement(range(last_block + 1), 2)
-            if (first == 0) == (stage == 0) and (last == last_block) == (stage == layout.num_virtual_stages - 1)
-        ]
-        if layout.vpp > 1:
-            each = model.num_layers // layout.num_virtual_stages
-            spans = [(1 + stage * each if stage else 0, (stage + 1) * each + (stage == layout.num_virtual_stages - 1))]
-        for first, last in spans:
-            layers = last - first + 1 - (first == 0) - (last == last_block)
-            rows += [
-                (stage, first, last, counts)
-                for counts in itertools.product(range(layers + 1), repeat=num_kinds)
-                if sum(counts) == layers
-                and not any(counts[kind] for kind in range(num_kinds) if kind not in priced.kinds)
-            ]
-    stage, first, last, counts = (np.array(values) for values in zip(*rows, strict=True))
-    columns = Columns(stage=stage, first=first, last=last, recompute_counts=counts)
-    found = [price_columns(one.prices, index, columns) for one in priced.of_pools]
-    which, every = np.array(pools)[stage % layout.pp], np.arange(len(stage))
-
-    def take(values: list[np.ndarray]) -> np.ndarray:
-        return np.stack(values)[which, every]
-
-    prices = {pool: priced.of_pools[pool].prices for pool in set(pools)}
-    into, out = placed_hops_s(prices, index, Placement(pools), columns)
-    tail_s = take([one.tail_s for one in found])
-    counted_s = tail_s
-    if layout.vpp > 1:  # J gives recompute no credit for hiding the synchronisation
-        plain = {int(s): t for s, c, t in zip(stage, counts, tail_s, strict=True) if not c[1:].any()}
-        counted_s = np.array([plain[int(s)] for s in stage])
-    return replace(
-        priced.cell(index, np.inf),
-        columns=StageColumns(
-            stage=stage,
-            first=first,
-            last=last,
-            recompute_counts=counts,
-            forward_s=take([one.forward_s for one in found]),
-            backward_s=take([one.backward_s for one in found]),
-            hop_in_s=into,
-            hop_out_s=out,
-            tail_s=counted_s,
-            played_tail_s=tail_s,
-            state_bytes=take([one.fixed_bytes for one in found]),
-            activation_bytes=take([one.activation_bytes for one in found]),
-        ),
-    )
 
 
 def scaled_peak(cell: CellProblem, picks: tuple[int, ...], weights: tuple[float, ...]) -> float:

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from random_problems import every_column
 
 from cost_models.calibrations import shipped
-from cost_models.problem import Columns, Problem
+from cost_models.problem import Problem
 from cost_models.records import Model, Moe, Schedule, Workload, normalised
 from cost_models.schedules import Pipeline, ScheduleError, max_in_flight
-from cost_models.stage import price_columns
 from planner.errors import InfeasibleError, InputError
 from planner.exhaustive import best_plan, lower_bound_of, plans
 from planner.floors import vectors_of
@@ -22,7 +22,7 @@ from planner.readers.pins import parse_pins
 from planner.readers.runtimes import read_runtime
 from planner.search import search
 from planner.space import MOST_MICRO_BATCH, Space, enumerate_cells
-from planner.stages import CellProblem, StageColumns, free_spans
+from planner.stages import CellProblem, free_spans
 
 LLAMA = read_model("llama3-8b")
 
@@ -171,62 +171,6 @@ def tiny(num_gpus: int, runtime: str = "torch", num_layers: int = 4, moe: Moe | 
         model=problem.model, cluster=problem.cluster, workload=problem.workload, runtime=problem.runtime
     )
     return Priced.of(problem, space)
-
-
-def _tail_s(priced: Priced, index: int, columns: Columns, tail_s: np.ndarray) -> np.ndarray:
-    """As J counts it: with v > 1 as if nothing were recomputed."""
-    if priced.layout(index).vpp == 1:
-        return tail_s
-    plain = {
-        int(s): t
-        for s, counts, t in zip(columns.stage, columns.recompute_counts, tail_s, strict=False)
-        if not counts[1:].any()
-    }
-    return np.array([plain[int(s)] for s in columns.stage])
-
-
-def every_column(priced: Priced, index: int) -> CellProblem:
-    """The cell with every span under every mixture of recompute, nothing pruned."""
-    layout, model = priced.layout(index), priced.problem.model
-    num_stages, last_block, num_kinds = layout.num_virtual_stages, model.num_blocks - 1, len(priced.kinds)
-    rows = []
-    for stage in range(num_stages):
-        if layout.vpp > 1:
-            each = model.num_layers // num_stages
-            ends = (1 + stage * each if stage else 0, (stage + 1) * each if stage < num_stages - 1 else last_block)
-            spans = [ends]
-        else:
-            spans = [
-                (first, last)
-                for first in range(last_block + 1)
-                for last in range(first, last_block + 1)
-                if (first == 0) == (stage == 0) and (last == last_block) == (stage == num_stages - 1)
-            ]
-        for first, last in spans:
-            layers = last - first + 1 - (first == 0) - (last == last_block)
-            for counts in itertools.product(range(layers + 1), repeat=num_kinds):
-                if sum(counts) == layers:
-                    rows.append((stage, first, last, counts))
-    stage, first, last, counts = (np.array(values) for values in zip(*rows, strict=True))
-    columns = Columns(stage=stage, first=first, last=last, recompute_counts=counts)
-    found = price_columns(priced.prices, index, columns)
-    return replace(
-        priced.cell(index, np.inf),
-        columns=StageColumns(
-            stage=stage,
-            first=first,
-            last=last,
-            recompute_counts=counts,
-            forward_s=found.forward_s,
-            backward_s=found.backward_s,
-            hop_in_s=found.hop_in_s,
-            hop_out_s=found.hop_out_s,
-            tail_s=_tail_s(priced, index, columns, found.tail_s),
-            played_tail_s=found.tail_s,
-            state_bytes=found.fixed_bytes,
-            activation_bytes=found.activation_bytes,
-        ),
-    )
 
 
 @pytest.mark.parametrize(("num_gpus", "num_layers", "moe"), [(2, 4, None), (4, 4, None), (3, 5, None), (4, 4, EXPERTS)])
