@@ -144,7 +144,7 @@ def least_steps(
     return steps
 
 
-def _alike(cells: CellMemory, wanted: np.ndarray) -> Iterator[tuple[IntArray, "_Devices"]]:
+def _alike(cells: CellMemory, wanted: np.ndarray) -> Iterator[tuple[IntArray, "Devices"]]:
     """Cells with v = 1 that have the same numbers in flight, together."""
     gpipe = cells.schedule == Schedule.GPIPE
     most_alive = np.where(gpipe, cells.num_micro_batches, np.minimum(cells.num_micro_batches, cells.pp))
@@ -154,7 +154,7 @@ def _alike(cells: CellMemory, wanted: np.ndarray) -> Iterator[tuple[IntArray, "_
     for number, (pp, alive, keeps_all) in enumerate(shapes.tolist()):
         in_flight = np.full(pp, alive) if keeps_all else np.minimum(pp - np.arange(pp), alive)
         for where in _slices(members[group.ravel() == number], pp):
-            yield where, _Devices.of(cells, where, in_flight.astype(np.float64))
+            yield where, Devices.of(cells, where, in_flight.astype(np.float64))
 
 
 _MOST_NUMBERS = 2_000_000
@@ -168,12 +168,12 @@ def _slices(members: IntArray, pp: int) -> list[IntArray]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Devices:
+class Devices:
     """Cells with the same numbers in flight: what each device has left for layers of the commonest kind."""
 
     num_layers: int
     layer_s: FloatArray
-    """(n, R) of one layer."""
+    """(n, 1 or pp, R) of one layer: on all devices, or on each."""
     layer_bytes: FloatArray
     """(n, pp, R) of one layer, with the micro-batches in flight."""
     used_s: FloatArray
@@ -182,7 +182,8 @@ class _Devices:
     """(n, pp) without embedding, head and what every device holds."""
 
     @classmethod
-    def of(cls, cells: CellMemory, where: IntArray, in_flight: FloatArray) -> "_Devices":
+    def of(cls, cells: CellMemory, where: IntArray, in_flight: FloatArray) -> "Devices":
+        """The devices of the cells `where`, with so many micro-batches in flight (pp,)."""
         kind, pp = int(np.argmax(cells.layer_counts)), len(in_flight)
         at_end = np.zeros((2, pp))
         at_end[0, 0], at_end[1, -1] = 1.0, 1.0
@@ -190,7 +191,7 @@ class _Devices:
         held = cells.end_state_bytes[where] @ at_end + cells.end_activation_bytes[where] @ (at_end * in_flight)
         return cls(
             num_layers=int(cells.layer_counts[kind]),
-            layer_s=cells.layer_s[where, kind],
+            layer_s=cells.layer_s[where, kind, None],
             layer_bytes=cells.layer_state_bytes[where, kind, None, None]
             + in_flight[:, None] * cells.layer_activation_bytes[where, kind][:, None],
             used_s=cells.end_s[where] @ at_end + cells.hop_s[where, None] * hops,
@@ -200,13 +201,13 @@ class _Devices:
     def holds(self, load_s: FloatArray) -> np.ndarray:
         """(n,) whether devices with at most this load can hold the layers."""
         left_s, left = load_s[:, None] - self.used_s, self.room_bytes
-        whole = most_whole(left_s, left, self.layer_s[:, None], self.layer_bytes).sum(axis=1)
+        whole = most_whole(left_s, left, self.layer_s, self.layer_bytes).sum(axis=1)
         ends = (left[:, [0, -1]] >= 0).all(axis=1) & (left_s[:, [0, -1]] >= -1e-9 * load_s[:, None]).all(axis=1)
         return np.asarray((whole >= self.num_layers) & ends)
 
     def least_load(self, below_s: FloatArray) -> FloatArray:
         """(n,) the least load, rounded down; infinite where it is more than `below_s`."""
-        longest = self.num_layers * self.layer_s.max(axis=1) + self.used_s.max(axis=1)
+        longest = self.num_layers * self.layer_s.max(axis=(1, 2)) + self.used_s.max(axis=1)
         high = np.minimum(below_s, longest)
         possible = self.holds(high)
         low = np.zeros_like(high)
@@ -217,14 +218,15 @@ class _Devices:
         return np.where(possible, low, np.inf)
 
     def ends_by(self, step_s: FloatArray, num_micro: IntArray) -> np.ndarray:
-        """(n,) whether all layers can be placed such that A_p + m W_p ≤ `step_s` for each device p."""
-        placed, fastest_s = np.zeros(len(step_s)), self.layer_s.min(axis=1)
+        """(n,) whether all layers can be placed such that A_p + m W_p ≤ `step_s` for each device p, all of one kind."""
+        layer_s = self.layer_s[:, 0]
+        placed, fastest_s = np.zeros(len(step_s)), layer_s.min(axis=1)
         possible = (self.room_bytes[:, [0, -1]] >= 0).all(axis=1)
         for device in range(self.used_s.shape[1]):
             before_s = fastest_s * placed + (self.used_s[:, 0] if device else 0.0)
             left_s = (step_s - before_s) / num_micro - self.used_s[:, device]
             possible &= left_s >= -1e-9 * step_s
-            most = most_whole(left_s, self.room_bytes[:, device], self.layer_s, self.layer_bytes[:, device])
+            most = most_whole(left_s, self.room_bytes[:, device], layer_s, self.layer_bytes[:, device])
             placed = np.minimum(placed + most, self.num_layers)
         return np.asarray(possible & (placed >= self.num_layers))
 

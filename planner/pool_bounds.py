@@ -28,7 +28,7 @@ from cost_models.records import Schedule
 from cost_models.schedules import FloatArray, IntArray
 from cost_models.stage import EMBEDDING, HEAD, LAYERS
 from planner.bounds import Bounds
-from planner.floors import layers_of_chunks, most_whole
+from planner.floors import Devices, layers_of_chunks
 from planner.space import Space
 
 _HALVINGS = 16
@@ -290,27 +290,16 @@ class PoolBounds:
             where = np.flatnonzero(group.ravel() == number)
             pools = np.array(self.space.arrangements[arrangement])
             in_flight = np.full(len(pools), most) if keeps_all else np.minimum(len(pools) - np.arange(len(pools)), most)
-            devices = _PoolDevices.of(self.of_pools, among[where], pools, in_flight.astype(np.float64), with_hops)
+            devices = _PoolDevices.on_pools(self.of_pools, among[where], pools, in_flight.astype(np.float64), with_hops)
             loads[where] = devices.least_load(below_s[where])
         return loads
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _PoolDevices:
-    """Cells with one arrangement: what each device has left for layers of the commonest kind."""
-
-    num_layers: int
-    layer_s: FloatArray
-    """(n, pp, R) of one layer."""
-    layer_bytes: FloatArray
-    """(n, pp, R) of one layer, with the micro-batches in flight."""
-    used_s: FloatArray
-    """(n, pp) embedding, head and hops."""
-    room_bytes: FloatArray
-    """(n, pp) without embedding, head and what every device holds."""
+class _PoolDevices(Devices):
+    """Cells with one arrangement: each device in its own pool."""
 
     @classmethod
-    def of(
+    def on_pools(
         cls, bounds: tuple[Bounds, ...], where: IntArray, pools: IntArray, in_flight: FloatArray, with_hops: bool
     ) -> "_PoolDevices":
         """The devices of the cells `where`, each in its pool (pp,)."""
@@ -340,13 +329,6 @@ class _PoolDevices:
             used_s=used_s,
             room_bytes=room,
         )
-
-    def holds(self, load_s: FloatArray) -> np.ndarray:
-        """(n,) whether devices with at most this load can hold the layers."""
-        left_s, left = load_s[:, None] - self.used_s, self.room_bytes
-        whole = most_whole(left_s, left, self.layer_s, self.layer_bytes).sum(axis=1)
-        ends = (left[:, [0, -1]] >= 0).all(axis=1) & (left_s[:, [0, -1]] >= -1e-9 * load_s[:, None]).all(axis=1)
-        return np.asarray((whole >= self.num_layers) & ends)
 
     def least_load(self, below_s: FloatArray) -> FloatArray:
         """(n,) the least load, rounded down; infinite where it is more than `below_s`.
