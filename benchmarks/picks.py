@@ -23,11 +23,11 @@ from cost_models.calibrations import shipped
 from cost_models.records import Layout
 from planner.choose import Answer, choose
 from planner.errors import MeshwrightError
-from planner.pooled import price
 from planner.predict import simulated
 from planner.readers.pins import parse_pins
-from planner.search import search
-from planner.space import enumerate_cells
+from planner.search.best_first import search
+from planner.search.pooled import price
+from planner.search.space import enumerate_cells
 
 GOAL_REGRET = 0.02
 """Of the mean over sweeps."""

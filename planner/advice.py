@@ -10,9 +10,9 @@ from cost_models.records import Calibration, PlanRequest, RecordError, Verdict, 
 from planner.check import check
 from planner.decisions import decision_of_layout
 from planner.errors import InputError, NotYetError
-from planner.neighbours import best_change
 from planner.predict import predict
 from planner.readers.requests import CompleteRequest, Request, complete, read_request
+from planner.what_if.neighbours import best_change
 
 
 def problem_of(request: CompleteRequest | PlanRequest, calibration: Calibration | None = None) -> Problem:

@@ -19,12 +19,12 @@ from planner.advice import problem_of
 from planner.choice_again import faults_of_choice
 from planner.choose import Answer
 from planner.errors import InputError
-from planner.feasible import space_of
-from planner.incumbent import least_objective
-from planner.pooled import price
-from planner.priced import Priced
 from planner.readers.pins import parse_pins
-from planner.search import AGREEMENT, NOTHING_FITS
+from planner.search.best_first import AGREEMENT, NOTHING_FITS
+from planner.search.incumbent import least_objective
+from planner.search.pooled import price
+from planner.search.priced import Priced
+from planner.what_if.feasible import space_of
 
 _TOGETHER = 512
 """Cells whose bounds are derived in one array call."""

@@ -11,8 +11,8 @@ from typing import Any
 from cost_models.problem import Problem
 from cost_models.records import Certificate, CertificateStatus, Plan, to_json
 from planner.predict import predict
-from planner.priced import Priced
-from planner.search import AGREEMENT, least_bound_of
+from planner.search.best_first import AGREEMENT, least_bound_of
+from planner.search.priced import Priced
 
 _ROUNDING = 1e-9
 """Relative; the same sums in the same order."""

@@ -9,21 +9,21 @@ import numpy as np
 from cost_models.problem import Problem
 from cost_models.records import Layout, RecordError, Schedule, Stage
 from cost_models.records.layout import STAGES
-from planner.arrangements import Arrangement
-from planner.changes import Question
 from planner.decisions import layout_of, stages_of
 from planner.errors import InfeasibleError, InputError
-from planner.feasible import space_of
-from planner.illegal import nothing_legal
-from planner.incumbent import least_objective
-from planner.infeasible import nothing_fits
 from planner.pace import Pace, Tell
-from planner.pooled import price
-from planner.priced import Priced
 from planner.readers.pins import Pins
-from planner.search import DELTA, SLACKS, Candidate, Choice, candidate, search
+from planner.search.arrangements import Arrangement
+from planner.search.best_first import DELTA, SLACKS, Candidate, Choice, candidate, search
+from planner.search.incumbent import least_objective
+from planner.search.pooled import price
+from planner.search.priced import Priced
+from planner.search.space import enumerate_cells
 from planner.solver import SolverName, preferred_solver
-from planner.space import enumerate_cells
+from planner.what_if.changes import Question
+from planner.what_if.feasible import space_of
+from planner.what_if.illegal import nothing_legal
+from planner.what_if.infeasible import nothing_fits
 
 _LOOKED_AT_TOGETHER = 64
 """Cells whose bounds are asked for in one call while the handbook's layout is looked for."""

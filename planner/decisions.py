@@ -14,14 +14,14 @@ from cost_models.problem import RANK_ORDER, Cells, Problem
 from cost_models.records import Binding, CollectiveChoice, Decision, Layout, Ranks, Severity, Stage
 from cost_models.records.layout import STAGES
 from cost_models.schedules import devices_of_stages
-from planner.arrangements import LAW, Arrangement, arrangements
 from planner.errors import InputError
-from planner.incumbent import least_objective
-from planner.played import is_played, split_counts
-from planner.pooled import price
 from planner.predict import simulated
-from planner.search import Candidate, simulated_s
-from planner.space import Space
+from planner.search.arrangements import LAW, Arrangement, arrangements
+from planner.search.best_first import Candidate, simulated_s
+from planner.search.incumbent import least_objective
+from planner.search.played import is_played, split_counts
+from planner.search.pooled import price
+from planner.search.space import Space
 
 
 def stages_of(plan: Candidate) -> tuple[Stage, ...]:

@@ -22,18 +22,18 @@ from cost_models.records import (
     to_json,
 )
 from cost_models.units import GIB
-from planner.changes import Question
 from planner.decisions import decision_of, decision_of_layout
 from planner.errors import InfeasibleError, InputError
-from planner.feasible import space_of
-from planner.infeasible import nothing_fits
-from planner.neighbours import neighbours
-from planner.pooled import price
 from planner.predict import fullest_position, predict
 from planner.readers.pins import Op, Pin, Pins, parse_pins, pins_of_layout
-from planner.search import search
+from planner.search.best_first import search
+from planner.search.pooled import price
+from planner.search.space import enumerate_cells
 from planner.solver import preferred_solver
-from planner.space import enumerate_cells
+from planner.what_if.changes import Question
+from planner.what_if.feasible import space_of
+from planner.what_if.infeasible import nothing_fits
+from planner.what_if.neighbours import neighbours
 
 _PARTS = ("compute_s", "exposed_communication_s", "bubble_s", "optimizer_s", "other_s")
 

@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.accuracy.fit_published import Configuration
 from benchmarks.accuracy.splits import Predicted
 from cost_models.records import Layout
-from planner.ties import simplest
+from planner.search.ties import simplest
 
 LEAST_SWEEP = 4
 """Distinct plans from which a sweep says something of order."""

@@ -50,7 +50,7 @@ def _sweep(arguments: argparse.Namespace, request: "CompleteRequest") -> Outcome
     """The plans of many sizes; `-o` draws a picture (.png) or writes the document."""
     from planner.errors import InputError
     from planner.report.sweep_text import sweep_text
-    from planner.sweep import sweep
+    from planner.what_if.sweep import sweep
 
     if arguments.out is not None and not arguments.out.lower().endswith((".png", ".json")):
         raise InputError(f"-o {arguments.out}: a sweep is drawn as FILE.png, or written as FILE.json")
@@ -197,14 +197,14 @@ def explain(arguments: argparse.Namespace) -> Outcome:
         return Outcome(document=differences, text=lambda: against_text(differences))
     if arguments.binds:
         from planner.report.around_text import binds_text
-        from planner.what_binds import what_binds
+        from planner.what_if.what_binds import what_binds
 
         with still_at("solving again with each limit relaxed", progress):
             limits = what_binds(shown, _calibration(arguments))
         return Outcome(document=limits, text=lambda: binds_text(limits))
     if arguments.neighbours:
-        from planner.around import around
         from planner.report.around_text import neighbours_text
+        from planner.what_if.around import around
 
         with still_at("pricing the neighbours", progress):
             near = around(shown, _calibration(arguments))

@@ -40,7 +40,7 @@ import numpy as np
 
 from cost_models.schedules import FloatArray, IntArray, stages_of_device
 from planner.formulation.program import Program, Row, Sense
-from planner.stages import CellProblem
+from planner.search.stages import CellProblem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

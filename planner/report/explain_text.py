@@ -8,8 +8,8 @@ from cost_models.records import Verdict, parse_layout
 from planner.report.check_text import value_lines
 from planner.report.plan_text import FITS, PARTS, gap_words
 from planner.report.words import columns, duration, memory_gib, row, short_layout
-from planner.search import DELTA
-from planner.ties import TIE
+from planner.search.best_first import DELTA
+from planner.search.ties import TIE
 
 _ANSWERS = {
     "illegal": "it breaks a law",

@@ -8,7 +8,7 @@ from cost_models.records import Alternative, Cluster, Decision, Layout, Model, P
 from cost_models.records.plan import NO_CANDIDATE
 from cost_models.units import GIB
 from planner.report.words import billions, columns, counted, duration, memory, memory_gib, paragraph, row, short_layout
-from planner.ties import TIE
+from planner.search.ties import TIE
 
 FITS = {Verdict.OK: "fits", Verdict.RISKY: "risky", Verdict.NO: "does not fit"}
 """A verdict in words."""

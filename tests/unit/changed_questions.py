@@ -11,11 +11,11 @@ from cost_models.records import Cluster, Verdict
 from planner.choose import choose
 from planner.decisions import decision_of
 from planner.errors import InfeasibleError
-from planner.feasible import space_of
-from planner.pooled import price
 from planner.predict import predict
 from planner.readers.pins import Pins
-from planner.search import search
+from planner.search.best_first import search
+from planner.search.pooled import price
+from planner.what_if.feasible import space_of
 
 GIB = 2**30
 

@@ -10,9 +10,9 @@ from cost_models.records import Layout, Schedule
 from cost_models.schedules import Pipeline, devices_of_stages, max_held, max_in_flight
 from cost_models.simulation import StageTimes, simulate
 from cost_models.step import lower_bound_s
-from planner.exhaustive import overfull
-from planner.known import Known
-from planner.stages import CellProblem, Played, StageColumns, fits_alone, heaviest_below
+from planner.search.exhaustive import overfull
+from planner.search.known import Known
+from planner.search.stages import CellProblem, Played, StageColumns, fits_alone, heaviest_below
 
 PLAYED = (Schedule.LOOPED_BFS, Schedule.INTERLEAVED_ZB, Schedule.ZBV, Schedule.DUALPIPEV)
 """Schedules without a formula, two virtual stages a device."""

@@ -12,13 +12,13 @@ from cost_models.placement import Placement, placed_hops_s
 from cost_models.problem import Columns, Problem
 from cost_models.records import Cluster, LayerGroup, Model, Moe, Pool, Workload
 from cost_models.stage import price_columns
-from planner.pooled import Pooled
-from planner.priced import Priced
 from planner.readers.clusters import node_kind
 from planner.readers.models import read_model
 from planner.readers.pins import Pins, parse_pins
 from planner.readers.runtimes import read_runtime
-from planner.stages import CellProblem, StageColumns
+from planner.search.pooled import Pooled
+from planner.search.priced import Priced
+from planner.search.stages import CellProblem, StageColumns
 
 GPUS = (3, 5, 6, 7, 12)
 """Counts that powers of two do not make."""

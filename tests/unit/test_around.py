@@ -12,7 +12,6 @@ from changed_questions import hold, with_memory
 from cost_models.calibrations import shipped
 from cost_models.records import Plan, Verdict, parse_layout, save
 from executor.cli import main
-from planner.around import PARTS, around
 from planner.decisions import decision_of_layout, refuse_illegal
 from planner.errors import InfeasibleError, InputError
 from planner.explain import problem_of_plan, why_not
@@ -24,7 +23,8 @@ from planner.report.around_text import binds_text, neighbours_text
 from planner.report.explain_text import why_not_text
 from planner.report.plan_text import plan_text
 from planner.report.words import WIDTH
-from planner.what_binds import what_binds
+from planner.what_if.around import PARTS, around
+from planner.what_if.what_binds import what_binds
 
 SMALL = {"num_layers": 12, "hidden": 768, "heads": 12, "ffn": 3072, "vocab": 50304}
 

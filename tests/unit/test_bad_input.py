@@ -234,7 +234,7 @@ def test_a_solver_out_of_time_never_says_optimal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The search has a plan, the solver no answer: the plan is told with the gap of the closed bounds."""
-    monkeypatch.setattr("planner.search.solve", lambda *_, **__: TimedOut())
+    monkeypatch.setattr("planner.search.best_first.solve", lambda *_, **__: TimedOut())
     assert main([*PLAN, "--json"]) == 0
     certificate = json.loads(capsys.readouterr().out)["certificate"]
     assert certificate["bound_s"] <= certificate["objective_s"]

@@ -8,7 +8,7 @@ from conftest import SHARED
 
 from benchmarks import cases, picks, planning, registry
 from cost_models.records import BlockKind
-from planner.ties import simplest
+from planner.search.ties import simplest
 
 
 def test_the_chain_has_130_unlike_blocks() -> None:

@@ -10,15 +10,15 @@ from cost_models.problem import Problem
 from cost_models.records import Schedule, Workload, normalised
 from planner.choose import Answer, choose
 from planner.errors import InfeasibleError
-from planner.exhaustive import flaw
-from planner.feasible import space_of
-from planner.priced import Priced
 from planner.readers.clusters import read_cluster
 from planner.readers.models import read_model
 from planner.readers.pins import parse_pins
 from planner.readers.runtimes import read_runtime
-from planner.search import DELTA, _Search, candidate
+from planner.search.best_first import DELTA, _Search, candidate
+from planner.search.exhaustive import flaw
+from planner.search.priced import Priced
 from planner.solver import SolverName
+from planner.what_if.feasible import space_of
 
 
 def problem(model: str, cluster: str, *, gbs: int = 64, seq: int = 8192) -> Problem:
@@ -72,7 +72,7 @@ def test_every_near_plan_is_within_delta(answer: Answer) -> None:
 
 
 def test_delta_is_no_less_than_what_j_misses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planner.search.MOST_SIMULATED", 10_000)
+    monkeypatch.setattr("planner.search.best_first.MOST_SIMULATED", 10_000)
     # every cell within half of J*, of all schedules, with real prices
     question = problem("llama3-8b", "h100x16", gbs=32)
     priced = Priced.of(question, space_of(question, parse_pins("zero!=3")))

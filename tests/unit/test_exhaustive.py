@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from cost_models.records import Layout, Schedule
-from planner.exhaustive import best_plan, flaw, lower_bound_of, objective_of, plans
-from planner.stages import CellProblem, StageColumns
+from planner.search.exhaustive import best_plan, flaw, lower_bound_of, objective_of, plans
+from planner.search.stages import CellProblem, StageColumns
 
 
 def two_stages(schedule: Schedule = Schedule.ONE_F_ONE_B) -> CellProblem:

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from random_cells import random_cell, without_misfits
 
-from planner.exhaustive import best_plan, flaw, objective_of, plans
 from planner.formulation.choice import formulate
-from planner.incumbent import least_lower_bound_s, least_objective
+from planner.search.exhaustive import best_plan, flaw, objective_of, plans
+from planner.search.incumbent import least_objective
+from planner.search.least_r import least_lower_bound_s
+from planner.search.stages import CellProblem
 from planner.solver import Infeasible, Optimal, SolverName, solve
-from planner.stages import CellProblem
 
 SEEDS = range(200)
 
@@ -104,7 +105,7 @@ def test_an_infeasible_cell_is_told_in_memory_rows() -> None:
 
 
 def test_least_r_of_a_cell_is_that_of_brute_force() -> None:
-    from planner.exhaustive import lower_bound_of
+    from planner.search.exhaustive import lower_bound_of
 
     compared = 0
     for seed in SEEDS:

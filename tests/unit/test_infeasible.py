@@ -13,11 +13,11 @@ from cost_models.problem import Problem
 from cost_models.records import RecordError, Workload
 from planner.choose import choose
 from planner.errors import InfeasibleError, TimeLimitError
-from planner.infeasible import MOST_COUNTS, Deadline, _least_of
 from planner.readers.clusters import read_cluster
 from planner.readers.models import model_and_defaults, read_model
 from planner.readers.pins import Pins, parse_pins
 from planner.readers.runtimes import read_runtime
+from planner.what_if.infeasible import MOST_COUNTS, Deadline, _least_of
 
 
 def told(problem: Problem, pins: Pins, worlds: tuple[int, ...] | None = None) -> InfeasibleError | None:

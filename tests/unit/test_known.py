@@ -7,12 +7,12 @@ import pytest
 from cost_models.calibrations import shipped
 from cost_models.problem import Problem
 from cost_models.records import Workload
-from planner import known
 from planner.choose import Answer, choose
 from planner.readers.clusters import read_cluster
 from planner.readers.models import read_model
 from planner.readers.pins import parse_pins
 from planner.readers.runtimes import read_runtime
+from planner.search import known
 
 
 def _problem(cluster: str = "h100x16", runtime: str = "torchtitan") -> Problem:

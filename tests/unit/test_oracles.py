@@ -7,12 +7,13 @@ import pytest
 from random_cells import any_cell, random_cell, short_of_memory, varied_space, without_misfits
 
 from planner.errors import InfeasibleError
-from planner.exhaustive import best_plan, flaw, lower_bound_of, plans
 from planner.formulation.choice import formulate
-from planner.incumbent import least_lower_bound_s, least_objective
-from planner.search import search
+from planner.search.best_first import search
+from planner.search.exhaustive import best_plan, flaw, lower_bound_of, plans
+from planner.search.incumbent import least_objective
+from planner.search.least_r import least_lower_bound_s
+from planner.search.stages import CellProblem
 from planner.solver import Optimal, solve
-from planner.stages import CellProblem
 
 CELLS, SPACES, PARTS = 600, 200, 6
 """Seeds, in parts that each have the time-out of a test."""

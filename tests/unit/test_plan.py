@@ -13,7 +13,6 @@ from cost_models.records import Layout, Plan, Verdict, Workload, dumps, loads, p
 from planner.decisions import decision_of_layout
 from planner.errors import InfeasibleError, InputError
 from planner.explain import against, why_not
-from planner.neighbours import best_change, neighbours
 from planner.plan import make_plan, worlds_of
 from planner.predict import predict, simulated
 from planner.readers.clusters import read_cluster
@@ -21,6 +20,7 @@ from planner.readers.models import read_model
 from planner.readers.requests import complete, read_request
 from planner.readers.runtimes import read_runtime
 from planner.report.plan_text import plan_text
+from planner.what_if.neighbours import best_change, neighbours
 
 
 def problem(

@@ -9,21 +9,21 @@ from cost_models.calibrations import shipped
 from cost_models.records import Precision, Schedule, Verdict, Workload, normalised
 from planner.choose import choose
 from planner.decisions import decision_of, decision_of_layout
-from planner.exhaustive import flaw
 from planner.explain import why_not
-from planner.feasible import space_of
-from planner.incumbent import least_objective
-from planner.neighbours import neighbours
 from planner.plan import make_plan
-from planner.played import is_played, kinds_with, split_counts
 from planner.predict import predict
-from planner.priced import Priced
 from planner.readers.pins import parse_pins
 from planner.readers.requests import complete, read_request
 from planner.readers.runtimes import read_runtime
 from planner.report.explain_text import why_not_text
-from planner.search import search
-from planner.space import chunk_counts
+from planner.search.best_first import search
+from planner.search.exhaustive import flaw
+from planner.search.incumbent import least_objective
+from planner.search.played import is_played, kinds_with, split_counts
+from planner.search.priced import Priced
+from planner.search.walk import chunk_counts
+from planner.what_if.feasible import space_of
+from planner.what_if.neighbours import neighbours
 from tests.unit.cost_cases import MODEL, cluster, problem
 
 TITAN = read_runtime("torchtitan")

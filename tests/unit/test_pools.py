@@ -29,17 +29,12 @@ from cost_models.records import (
     to_json,
 )
 from cost_models.records.plan import Stage, plan_of
-from planner.arrangements import MOST_ORDERS, arrangements, legal_pipelines
 from planner.certificate import derived_again
 from planner.choose import choose
 from planner.decisions import decision_of, decision_of_layout, decision_of_stages
 from planner.errors import InfeasibleError, InputError
-from planner.exhaustive import best_plan, lower_bound_of, objective_of, plans
 from planner.explain import why_not
-from planner.feasible import space_of
-from planner.incumbent import least_lower_bound_s, least_objective
 from planner.plan import make_plan
-from planner.pooled import Pooled, price
 from planner.predict import predict, simulated
 from planner.readers.clusters import preset_cluster, read_cluster
 from planner.readers.models import read_model
@@ -47,8 +42,14 @@ from planner.readers.pins import parse_pins
 from planner.readers.requests import complete, read_request
 from planner.readers.runtimes import read_runtime
 from planner.report.plan_text import plan_text
-from planner.search import search
-from planner.stages import CellProblem
+from planner.search.arrangements import MOST_ORDERS, arrangements, legal_pipelines
+from planner.search.best_first import search
+from planner.search.exhaustive import best_plan, lower_bound_of, objective_of, plans
+from planner.search.incumbent import least_objective
+from planner.search.least_r import least_lower_bound_s
+from planner.search.pooled import Pooled, price
+from planner.search.stages import CellProblem
+from planner.what_if.feasible import space_of
 
 LLAMA = read_model("llama3-8b")
 TINY = replace(LLAMA, name="tiny", num_layers=4, hidden=2048, ffn=8192, heads=16, kv_heads=8, head_dim=128, vocab=32000)

@@ -14,11 +14,11 @@ from cost_models.schedules import Pipeline
 from cost_models.stage import price_columns
 from planner.choose import choose
 from planner.errors import InfeasibleError
-from planner.exhaustive import best_plan
-from planner.floors import vectors_of
-from planner.priced import Priced
 from planner.readers.pins import parse_pins
-from planner.stages import CellProblem, StageColumns
+from planner.search.exhaustive import best_plan
+from planner.search.floors import vectors_of
+from planner.search.priced import Priced
+from planner.search.stages import CellProblem, StageColumns
 
 PINS = parse_pins("vpp=1, tp=1|2, pp=2|4, mbs=1|2, zero<=1", RUNTIME.recompute_kinds)
 

@@ -12,11 +12,11 @@ from random_problems import every_column, random_problem
 
 from planner.choose import choose
 from planner.errors import InfeasibleError
-from planner.exhaustive import best_plan, flaw
-from planner.feasible import space_of
-from planner.pooled import price
-from planner.priced import Priced
-from planner.search import Candidate
+from planner.search.best_first import Candidate
+from planner.search.exhaustive import best_plan, flaw
+from planner.search.pooled import price
+from planner.search.priced import Priced
+from planner.what_if.feasible import space_of
 
 SEEDS, PARTS = 54, 3
 MOST_CELLS = 60

@@ -7,9 +7,9 @@ import pytest
 from random_cells import MadeUpSpace, random_cell, random_space, without_misfits
 
 from planner.errors import InfeasibleError, InternalError, TimeLimitError
-from planner.exhaustive import best_plan, lower_bound_of, objective_of, plans
-from planner.reduction import needed_columns
-from planner.search import DELTA, search
+from planner.search.best_first import DELTA, search
+from planner.search.exhaustive import best_plan, lower_bound_of, objective_of, plans
+from planner.search.reduction import needed_columns
 from planner.solver import SolverName
 
 
@@ -108,7 +108,7 @@ def test_a_planted_bound_that_is_too_high_is_caught() -> None:
 
 
 def test_a_search_that_misses_the_best_plan_is_caught_by_the_ilp(monkeypatch: pytest.MonkeyPatch) -> None:
-    import planner.search as module
+    import planner.search.best_first as module
 
     def second_best(cell: object) -> object:
         found = module_least(cell)
@@ -137,7 +137,7 @@ def test_a_time_limit_without_any_plan_is_an_error() -> None:
 
 
 def test_a_time_limit_is_never_called_optimal(monkeypatch: pytest.MonkeyPatch) -> None:
-    import planner.search as module
+    import planner.search.best_first as module
     from planner.solver import TimedOut
 
     monkeypatch.setattr(module, "solve", lambda *arguments, **options: TimedOut())

@@ -12,17 +12,19 @@ from cost_models.problem import Problem
 from cost_models.records import Model, Moe, Schedule, Workload, normalised
 from cost_models.schedules import Pipeline, ScheduleError, max_in_flight
 from planner.errors import InfeasibleError, InputError
-from planner.exhaustive import best_plan, lower_bound_of, plans
-from planner.floors import vectors_of
-from planner.incumbent import least_lower_bound_s, least_objective
-from planner.priced import Priced
 from planner.readers.clusters import read_cluster
 from planner.readers.models import read_model
 from planner.readers.pins import parse_pins
 from planner.readers.runtimes import read_runtime
-from planner.search import search
-from planner.space import MOST_MICRO_BATCH, Space, enumerate_cells
-from planner.stages import CellProblem, free_spans
+from planner.search.best_first import search
+from planner.search.exhaustive import best_plan, lower_bound_of, plans
+from planner.search.floors import vectors_of
+from planner.search.incumbent import least_objective
+from planner.search.least_r import least_lower_bound_s
+from planner.search.priced import Priced
+from planner.search.space import Space, enumerate_cells
+from planner.search.stages import CellProblem, free_spans
+from planner.search.walk import MOST_MICRO_BATCH
 
 LLAMA = read_model("llama3-8b")
 

@@ -15,8 +15,8 @@ from planner.readers.requests import CompleteRequest, complete, read_request
 from planner.report.sweep_plot import sweep_plot
 from planner.report.sweep_text import sweep_text
 from planner.report.words import WIDTH
-from planner.sweep import answers, sweep
-from planner.sweep_points import Axis, parse_sweep
+from planner.what_if.sweep import answers, sweep
+from planner.what_if.sweep_points import Axis, parse_sweep
 
 
 def request(**changed: Any) -> CompleteRequest:
@@ -124,7 +124,7 @@ def test_batches_and_sequences_too() -> None:
 
 def test_a_time_limit_leaves_points_out_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter(range(1000))
-    monkeypatch.setattr("planner.sweep.time", SimpleNamespace(monotonic=lambda: next(ticks) * 10.0))
+    monkeypatch.setattr("planner.what_if.sweep.time", SimpleNamespace(monotonic=lambda: next(ticks) * 10.0))
     found = run("gpus=8,16,32", time_limit_s=65.0)
     statuses = [point["status"] for point in found["points"]]
     assert statuses[0] in ("optimal", "feasible")

@@ -3,7 +3,7 @@
 import pytest
 
 from cost_models.records import Layout, normalised
-from planner.ties import TIE, complexity, simplest
+from planner.search.ties import TIE, complexity, simplest
 
 PLAIN, PIPED, CHUNKED = normalised(dp=64, mbs=2), normalised(dp=16, tp=2, pp=2), normalised(dp=16, pp=4, vpp=2)
 

@@ -209,6 +209,16 @@ class CellProblem:
         return lower_bound_s(self.pipeline, self.times(picks))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CellOptimum:
+    """The best plan of a cell."""
+
+    objective_s: float
+    """Its J."""
+    picks: IntArray
+    """(S,) its columns."""
+
+
 def heaviest_below(below_s: float, least_total_s: float, num_micro_batches: int, vpp: int) -> float:
     """The load of the fullest device of a plan with J ≤ `below_s`, at most: from J ≥ (m - 1/v) τ + T/v."""
     repeats = num_micro_batches - 1 / vpp
@@ -222,6 +232,14 @@ def fits_alone(cell: CellProblem) -> np.ndarray:
     most = np.array([max(vector[0] for vector in vectors) for vectors in cell.in_flight])
     used = columns.state_bytes + most[columns.stage] * columns.activation_bytes
     return np.asarray(used <= cell.limits_bytes[columns.stage])
+
+
+def distinct(values: FloatArray) -> FloatArray:
+    """The distinct values, ascending; of those within rounding of one another the largest."""
+    ordered = np.unique(values)
+    if len(ordered) < 2:
+        return ordered
+    return np.asarray(ordered[np.append(ordered[1:] > ordered[:-1] * (1 + EXACT), True)])
 
 
 def undominated(keys: Sequence[np.ndarray], values: Sequence[np.ndarray]) -> IntArray:

@@ -16,10 +16,10 @@ from cost_models.units import GIB
 from planner.decisions import decision_of_layout
 from planner.errors import InputError
 from planner.explain import problem_of_plan
-from planner.neighbours import Neighbour, Refused, by_fit_and_speed, judged
 from planner.predict import fullest_position, predict
 from planner.readers.pins import Pins, parse_pins
-from planner.space import SEARCHED_RECOMPUTE
+from planner.search.walk import SEARCHED_RECOMPUTE
+from planner.what_if.neighbours import Neighbour, Refused, by_fit_and_speed, judged
 
 PARTS = {
     "compute": "compute_s",

@@ -7,7 +7,7 @@ second time, straight from the definitions.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from planner.stages import CellProblem
+from planner.search.stages import CellProblem
 
 Picks = tuple[int, ...]
 

@@ -11,14 +11,14 @@ from typing import Any
 from cost_models.memory import memory_upper, usable_bytes
 from cost_models.records import Calibration, Decision, Link, NodeKind, Plan, Prediction
 from cost_models.units import GIB
-from planner.changes import Question
 from planner.choose import choose
 from planner.decisions import decision_of
 from planner.errors import InfeasibleError, InputError
 from planner.explain import problem_of_plan
-from planner.feasible import is_feasible
 from planner.predict import fullest_position, predict
 from planner.readers.pins import parse_pins
+from planner.what_if.changes import Question
+from planner.what_if.feasible import is_feasible
 
 _MEMORY_FACTORS = (1.1, 1.25, 2.0, 64.0)
 """Of each device's memory; the last one is as good as without end."""

@@ -21,13 +21,13 @@ from cost_models.stage import (
     price_columns,
     usable_bytes,
 )
-from planner.bounds import Bounds
-from planner.floors import vectors_of
-from planner.incumbent import least_objective
-from planner.known import Known, known_of
-from planner.played import best_played, fits_played
-from planner.space import Space
-from planner.stages import (
+from planner.search.bounds import Bounds
+from planner.search.floors import vectors_of
+from planner.search.incumbent import least_objective
+from planner.search.known import Known, known_of
+from planner.search.played import best_played, fits_played
+from planner.search.space import Space
+from planner.search.stages import (
     CellProblem,
     Spans,
     StageColumns,

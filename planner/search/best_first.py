@@ -21,15 +21,16 @@ from cost_models.records import CertificateStatus, Layout
 from cost_models.schedules import FloatArray, IntArray
 from cost_models.simulation import simulate
 from planner.errors import InfeasibleError, InternalError, TimeLimitError
-from planner.exhaustive import flaw
 from planner.formulation.choice import formulate
-from planner.incumbent import CellOptimum, least_lower_bound_s, least_objective
-from planner.known import Known
 from planner.pace import Pace
-from planner.reduction import needed_columns
+from planner.search.exhaustive import flaw
+from planner.search.incumbent import least_objective
+from planner.search.known import Known
+from planner.search.least_r import least_lower_bound_s
+from planner.search.reduction import needed_columns
+from planner.search.stages import CellOptimum, CellProblem
+from planner.search.ties import simplest
 from planner.solver import Infeasible, Optimal, SolverName, TimedOut, available_solvers, solve
-from planner.stages import CellProblem
-from planner.ties import simplest
 
 DELTA = 0.08
 """Largest |S - J| / J that the tests see for plans that the search may choose."""

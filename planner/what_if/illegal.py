@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 
 from cost_models.law_terms import divisors
-from planner.changes import Change, ChangeKind, Question
 from planner.errors import InfeasibleError
-from planner.feasible import is_feasible, solved
-from planner.infeasible import MOST_COUNTS, Deadline, counts_above, told, with_plan
 from planner.pace import Tell
+from planner.what_if.changes import Change, ChangeKind, Question
+from planner.what_if.feasible import is_feasible, solved
+from planner.what_if.infeasible import MOST_COUNTS, Deadline, counts_above, told, with_plan
 
 
 def nothing_legal(

@@ -14,14 +14,14 @@ from cost_models.calibrations import identity
 from cost_models.intervals import pairwise_error
 from cost_models.records import Calibration, Plan
 from planner.advice import problem_of
-from planner.changes import Question, with_gpus
 from planner.errors import InfeasibleError, InputError, NotYetError, TimeLimitError
-from planner.feasible import is_feasible, space_of
-from planner.infeasible import MOST_COUNTS
 from planner.plan import make_plan, worlds_of
 from planner.readers.pins import parse_pins
 from planner.readers.requests import CompleteRequest
-from planner.sweep_points import AXES, Axis, parse_sweep
+from planner.what_if.changes import Question, with_gpus
+from planner.what_if.feasible import is_feasible, space_of
+from planner.what_if.infeasible import MOST_COUNTS
+from planner.what_if.sweep_points import AXES, Axis, parse_sweep
 
 _KNEE_SHARE = 0.5
 """Of the tokens/s that a GPU brings at the cheapest size: an added GPU that brings less is beyond the knee."""

@@ -15,13 +15,13 @@ import numpy as np
 from cost_models.records import NodeKind, Verdict
 from cost_models.stage import usable_bytes
 from cost_models.units import GIB
-from planner.changes import Change, ChangeKind, Question
 from planner.errors import InfeasibleError, TimeLimitError
-from planner.feasible import Found, anything_fits, is_feasible, solved, space_of
-from planner.incumbent import least_memory_bytes
 from planner.pace import Pace, Tell
-from planner.pooled import price
-from planner.priced import Priced
+from planner.search.incumbent import least_memory_bytes
+from planner.search.pooled import price
+from planner.search.priced import Priced
+from planner.what_if.changes import Change, ChangeKind, Question
+from planner.what_if.feasible import Found, anything_fits, is_feasible, solved, space_of
 
 MOST_COUNTS = 32
 """Counts of GPUs that are tried one by one for the least that would do; beyond, by doubling and halving the step."""

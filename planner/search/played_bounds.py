@@ -13,11 +13,11 @@ import numpy as np
 
 from cost_models.records import Schedule
 from cost_models.schedules import FloatArray, IntArray, Pipeline, devices_of_stages, max_in_flight, splits_backward
-from planner.floors import vectors_of
-from planner.played import kinds_with, split_counts
+from planner.search.floors import vectors_of
+from planner.search.played import kinds_with, split_counts
 
 if TYPE_CHECKING:
-    from planner.bounds import Bounds
+    from planner.search.bounds import Bounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -27,9 +27,9 @@ from cost_models.problem import Cells
 from cost_models.records import Schedule
 from cost_models.schedules import FloatArray, IntArray
 from cost_models.stage import EMBEDDING, HEAD, LAYERS
-from planner.bounds import Bounds
-from planner.floors import Devices, layers_of_chunks
-from planner.space import Space
+from planner.search.bounds import Bounds
+from planner.search.floors import Devices, layers_of_chunks
+from planner.search.space import Space
 
 _HALVINGS = 16
 """Of the interval in which the logarithm of the least load lies: to 1/65,000 of it."""

@@ -7,16 +7,16 @@ import numpy as np
 
 from cost_models.problem import Problem
 from cost_models.records import Decision, Prediction
-from planner.changes import Question
 from planner.decisions import decision_of
 from planner.errors import InfeasibleError, MeshwrightError
-from planner.pooled import price
 from planner.predict import predict
-from planner.priced import Priced
 from planner.readers.pins import Pins
-from planner.search import search
+from planner.search.best_first import search
+from planner.search.pooled import price
+from planner.search.priced import Priced
+from planner.search.space import Space, enumerate_cells
 from planner.solver import preferred_solver
-from planner.space import Space, enumerate_cells
+from planner.what_if.changes import Question
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

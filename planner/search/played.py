@@ -19,10 +19,10 @@ from cost_models.schedules import WITH_FORMULA, devices_of_stages, max_held
 from cost_models.simulation import simulate
 from cost_models.stage import ColumnPrices, price_columns
 from cost_models.step import lower_bound_s
-from planner.stages import CellProblem, Played, StageColumns
+from planner.search.stages import CellProblem, Played, StageColumns
 
 if TYPE_CHECKING:
-    from planner.priced import Priced
+    from planner.search.priced import Priced
 
 
 def is_played(schedule: Schedule, num_layers: int, pp: int, vpp: int) -> bool:

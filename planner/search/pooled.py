@@ -12,11 +12,11 @@ from cost_models.memory import memory_upper, usable_bytes
 from cost_models.placement import Placement, placed_hops_s, price_pools
 from cost_models.problem import Columns, Problem
 from cost_models.schedules import FloatArray
-from planner.known import Known, known_of
-from planner.pool_bounds import PoolBounds
-from planner.priced import Priced
-from planner.space import Space
-from planner.stages import CellProblem, Spans, StageColumns, chunk_spans, free_spans
+from planner.search.known import Known, known_of
+from planner.search.pool_bounds import PoolBounds
+from planner.search.priced import Priced
+from planner.search.space import Space
+from planner.search.stages import CellProblem, Spans, StageColumns, chunk_spans, free_spans
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -9,7 +9,7 @@ column of each other stage does.
 import numpy as np
 
 from cost_models.schedules import FloatArray, IntArray
-from planner.stages import CellProblem
+from planner.search.stages import CellProblem
 
 _ROUNDING = 1e-9
 """Share of the limit by which a bound must exceed it, so that rounding drops nothing."""

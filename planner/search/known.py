@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from cost_models.calibrations import identity
 from cost_models.problem import Problem
 from cost_models.records import to_json
-from planner.stages import CellProblem
+from planner.search.stages import CellProblem
 
 if TYPE_CHECKING:
-    from planner.incumbent import CellOptimum
-    from planner.search import Candidate
+    from planner.search.best_first import Candidate
+    from planner.search.stages import CellOptimum
 
 _MOST_PROBLEMS = 8
 """Problems that are remembered; the one asked longest ago is forgotten first."""

@@ -18,9 +18,9 @@ from cost_models.problem import Cells, Problem
 from cost_models.schedules import FloatArray, IntArray, splits_backward
 from cost_models.stage import EMBEDDING, HEAD, LAYERS, BlockPrices, hidden_share, late_s
 from cost_models.step import CellFloors, cell_floors, closed_lower_bound_s, closed_objective_bound_s
-from planner.floors import CellMemory, extra_seconds, layers_of_chunks, least_loads, least_steps
-from planner.played import are_played
-from planner.played_bounds import played_bounds
+from planner.search.floors import CellMemory, extra_seconds, layers_of_chunks, least_loads, least_steps
+from planner.search.played import are_played
+from planner.search.played_bounds import played_bounds
 
 _ROUNDING = 1e-9
 """Share by which a limit is raised before it is turned into a load, so that rounding closes nothing."""

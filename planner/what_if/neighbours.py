@@ -11,7 +11,7 @@ from cost_models.records import Gather, Layout, Prediction, Schedule, Verdict
 from cost_models.records.layout import LEGAL_GATHER
 from planner.decisions import decision_of_layout
 from planner.predict import predict
-from planner.space import chunk_counts
+from planner.search.walk import chunk_counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
