@@ -26,6 +26,8 @@ from torch.nn import functional
 
 from cost_models.records import Decision, Plan, Precision, load_plan
 from executor.anatomy import Anatomy, anatomy_of, check_against, check_plain, dimensions_of, part_of
+from executor.collectives.choice import set_nccl_environment, synchronisation_of
+from executor.collectives.hook import Synchronisation
 from executor.errors import RefusedError
 from executor.mesh import (
     START_TIMEOUT_S,
@@ -71,10 +73,12 @@ def apply(plan: Plan | str | Path, model: nn.Module, *, timeout_s: float = START
     dimensions = dimensions_of(model, anatomy)
     check_against(dimensions, plan.request.model)
     check(plan)
+    set_nccl_environment(decision)
     start_process_group(timeout_s)
     with naming_the_late():
         mesh = build_mesh(decision)
         _check_alike(model)
+        synchronisation = synchronisation_of(decision, mesh, plan.request.cluster.domain_size)
     _APPLIED.add(model)
     stages, virtual = _own_stages(decision, model, anatomy, mesh)
     tied = dimensions.tie_embeddings and decision.layout.pp > 1
@@ -87,6 +91,7 @@ def apply(plan: Plan | str | Path, model: nn.Module, *, timeout_s: float = START
         vocab=dimensions.vocab,
         weight_dtype=next(stages[0].parameters()).dtype,
         tied_across_stages=tied,
+        synchronisation=synchronisation,
     )
     limit_waits(parallel.groups(), timeout_s)
     return parallel
@@ -160,6 +165,7 @@ class Parallel:
         vocab: int,
         weight_dtype: torch.dtype,
         tied_across_stages: bool,
+        synchronisation: Synchronisation | None = None,
     ) -> None:
         layout = decision.layout
         self.decision = decision
@@ -170,7 +176,11 @@ class Parallel:
         self.stages = stages
         """The virtual stages of this rank, split over tp, not yet wrapped in DDP."""
         self.virtual = virtual
-        self.modules = tuple(shard_data(stage, layout, mesh, decision.workload.precision) for stage in stages)
+        self.synchronisation = synchronisation
+        """How gradients of replicas are averaged where the plan decides that; None = by DDP itself."""
+        self.modules = tuple(
+            shard_data(stage, layout, mesh, decision.workload.precision, synchronisation) for stage in stages
+        )
         """The same, wrapped: what is called."""
         self.dp_rank = mesh.get_local_rank("dp_replicate") * layout.dp_shard + mesh.get_local_rank("dp_shard")
         """Which slice of the global batch is this rank's, 0..dp-1."""
@@ -199,6 +209,8 @@ class Parallel:
         """Every process group of this rank's axes."""
         yield from self.mesh.get_all_groups()
         yield from filter(None, (self._batch_group, self._loss_group))
+        if self.synchronisation is not None:
+            yield from self.synchronisation.how.groups()
 
     # What an optimizer and a checkpoint see -------------------------------------------------------------------------
 

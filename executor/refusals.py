@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterator
 
 from cost_models import laws
-from cost_models.records import SPLIT_BACKWARD, Binding, Decision, Gather, Plan, Precision, Severity
+from cost_models.records import SPLIT_BACKWARD, Decision, Gather, Plan, Precision, Severity
+from executor.collectives.choice import refused_choices, refused_hierarchy
 from executor.errors import RefusedError
 from executor.mesh import rank_tensor
 from executor.sharding.recompute import KINDS
@@ -88,16 +89,6 @@ def _ranks(decision: Decision) -> str | None:
     return None
 
 
-def _collectives(decision: Decision) -> str | None:
-    for axis, choice in decision.collectives.items():
-        if choice.binding is Binding.DECIDED:
-            return (
-                f"collectives.{axis} decides on {choice.algorithm!r}: gloo and NCCL choose their algorithms themselves; legal: "
-                "binding predicted"
-            )
-    return None
-
-
 OWN_LAWS: tuple[Callable[[Decision], str | None], ...] = (
     _foreign,
     _parallelism,
@@ -107,7 +98,7 @@ OWN_LAWS: tuple[Callable[[Decision], str | None], ...] = (
     _placement,
     _recompute,
     _ranks,
-    _collectives,
+    refused_choices,
 )
 """What is wrong with a decision here, in words; None = nothing. In the order in which it is told."""
 
@@ -120,6 +111,9 @@ def refusals(plan: Plan) -> Iterator[str]:
         if reason is not None:
             yield reason
     request = plan.request
+    broken = refused_hierarchy(decision, request.cluster.domain_size)
+    if broken is not None:
+        yield broken
     facts = laws.facts_of_run(
         model=request.model, workload=decision.workload, runtime=request.runtime, layout=decision.layout
     )

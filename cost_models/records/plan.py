@@ -82,14 +82,30 @@ class Binding(StrEnum):
     PREDICTED = "predicted"
 
 
+COMPRESSIONS = ("fp16", "bf16")
+"""Types in which gradients may travel."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveChoice:
-    """The algorithm of an axis's collectives."""
+    """The algorithm of an axis's collectives, and how gradients travel in them."""
 
     algorithm: str
     """For example ring, tree, hierarchical, default."""
     binding: Binding
     """decided: the executor must use it; predicted: the runtime's own choice, as we expect it."""
+    compression: str | None = field(default=None, metadata=UNSAID)
+    """fp16 or bf16: type of gradients on the wire, their sum included. Never chosen, only pinned; null = their own."""
+    bucket_bytes: int | None = field(default=None, metadata=UNSAID)
+    """Gradients that are reduced at once; null = the runtime's own size."""
+    overlap: bool = field(default=True, metadata=UNSAID)
+    """Behind the backward pass; false = the backward pass waits for each bucket."""
+
+    def __post_init__(self) -> None:
+        if self.compression not in (None, *COMPRESSIONS):
+            raise RecordError(f"compression={self.compression!r}; legal: {', '.join(COMPRESSIONS)}, or null")
+        if self.bucket_bytes is not None and self.bucket_bytes < 1:
+            raise RecordError(f"bucket_bytes={self.bucket_bytes}; legal: whole numbers from 1, or null")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

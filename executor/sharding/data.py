@@ -20,21 +20,35 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from cost_models.records import Layout, Precision
+from executor.collectives.hook import Synchronisation, average_bucket
 from executor.stage import StageModule
 
 
-def shard_data(stage: StageModule, layout: Layout, mesh: DeviceMesh, precision: Precision) -> nn.Module:
-    """The stage, replicated or sharded over the data-parallel axes of `mesh`; a new module for DDP, else in place."""
+def shard_data(
+    stage: StageModule,
+    layout: Layout,
+    mesh: DeviceMesh,
+    precision: Precision,
+    synchronisation: Synchronisation | None = None,
+) -> nn.Module:
+    """The stage, replicated or sharded over the data-parallel axes of `mesh`; a new module for DDP, else in place.
+
+    `synchronisation` is how DDP averages gradients, where the plan decides that.
+    """
     if layout.dp == 1:
         return stage
     if layout.zero == 0 and layout.tp == 1:
-        return DistributedDataParallel(
+        replicas = DistributedDataParallel(
             stage,
             process_group=mesh["dp_replicate"].get_group(),
+            bucket_cap_mb=synchronisation.bucket_mib if synchronisation is not None else None,
             forward_sync_buffers=False,  # the only buffers are constants
             init_sync=False,  # `apply` has compared the weights of all ranks
             gradient_as_bucket_view=True,
         )
+        if synchronisation is not None:
+            replicas.register_comm_hook(synchronisation, average_bucket)
+        return replicas
     policy = MixedPrecisionPolicy()
     if precision is Precision.BF16:
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)

@@ -1,11 +1,14 @@
 """Plans that are not made true here: refused in words, before any rank waits."""
 
+import os
 from dataclasses import replace
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from cost_models.records import Binding, CollectiveChoice, Plan
+from executor.collectives.choice import nccl_environment, set_nccl_environment
 from executor.errors import RefusedError
 from executor.refusals import check, refusals
 from tests.processes.layouts import CASES, MODEL, TRAINED, Case
@@ -66,3 +69,62 @@ def test_fp16_is_not_yet() -> None:
     workload = replace(plan.decision.workload, precision=type(plan.decision.workload.precision)("fp16"))
     with pytest.raises(RefusedError, match="precision=fp16: not yet in the executor; legal: fp32, bf16"):
         check(replace(plan, decision=replace(plan.decision, workload=workload)))
+
+
+def decided(layout: str, *, axis: str = "dp_replicate", ranks_per_node: int = 8, **choice: object) -> Plan:
+    """A plan with a decided collective, on nodes of so many ranks."""
+    plan = Case(layout=layout).plan
+    pool = plan.request.cluster.pools[0]
+    nodes = replace(pool, num_nodes=8 // ranks_per_node, kind=replace(pool.kind, gpus_per_node=ranks_per_node))
+    chosen = CollectiveChoice(binding=Binding.DECIDED, **choice)  # type: ignore[arg-type]
+    request = replace(plan.request, cluster=replace(plan.request.cluster, pools=(nodes,)))
+    return replace(plan, request=request, decision=replace(plan.decision, collectives={axis: chosen}))
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        (
+            decided("dps8 zero3", axis="dp_shard", algorithm="ring"),
+            "collectives.dp_shard decides on 'ring': only the sum",
+        ),
+        (
+            decided("dpr2 dps4 zero2", algorithm="ring"),
+            "with zero=2, tp=1: torch lets a hook of ours do that sum in DDP",
+        ),
+        (decided("dpr2 tp4", algorithm="ring"), "legal: zero=0 with tp=1, or algorithm default"),
+        (decided("dpr8", algorithm="tree"), "algorithm 'tree'; legal with gloo: default, ring, hierarchical"),
+        (
+            decided("dpr8", algorithm="default", compression="bf16"),
+            "bf16 needs NCCL, torch refuses it on gloo; legal: fp16",
+        ),
+        (decided("dpr8", algorithm="hierarchical"), r"1 nodes hold 8 of them; legal: at least 2 nodes"),
+        (decided("dpr8", ranks_per_node=1, algorithm="hierarchical"), "8 nodes hold 1 of them"),
+        (decided("pp4 dpr2 sched=gpipe", ranks_per_node=2, algorithm="hierarchical"), r"over ranks \[0, 1\]"),
+    ],
+)
+def test_collectives_that_cannot_be_chosen(plan: Plan, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MESHWRIGHT_DEVICE", "cpu")
+    with pytest.raises(RefusedError, match=words):
+        check(plan)
+
+
+def test_collectives_that_can_be_chosen() -> None:
+    for layout, axis in (("dps8 zero3", "dp_shard"), ("dpr2 dps4 zero2", "dp_replicate"), ("dpr2 tp4", "tp")):
+        check(decided(layout, axis=axis, algorithm="default"))
+    check(
+        decided("dpr8", ranks_per_node=2, algorithm="hierarchical", compression="fp16", bucket_bytes=1, overlap=False)
+    )
+
+
+def test_nccl_is_told_by_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    ring = decided("dpr8", algorithm="ring").decision
+    assert nccl_environment(ring) == {"NCCL_ALGO": "allreduce:ring"}
+    assert nccl_environment(decided("dpr8", algorithm="hierarchical").decision) == {}
+    monkeypatch.setenv("NCCL_ALGO", "allreduce:tree")
+    monkeypatch.setenv("MESHWRIGHT_DEVICE", "cuda")
+    with pytest.raises(RefusedError, match="NCCL_ALGO='allreduce:tree' in the environment, but the plan decides on"):
+        set_nccl_environment(ring)
+    monkeypatch.delenv("NCCL_ALGO")
+    set_nccl_environment(ring)
+    assert os.environ.pop("NCCL_ALGO") == "allreduce:ring"

@@ -1,0 +1,1 @@
+"""Gradient synchronisation as the plan says: the algorithm of an axis, its groups, its order on the wire."""
