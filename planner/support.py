@@ -40,7 +40,7 @@ from planner.anchor import even_stages
 from planner.decisions import decision_of_stages, refuse_illegal
 from planner.errors import MeshwrightError
 from planner.predict import seconds_by_basis, simulated
-from planner.readers.clusters import cluster_names, local_cluster, node_kind, preset_cluster
+from planner.readers.node_presets import cluster_names, local_cluster, node_kind, preset_cluster
 from planner.readers.requests import default_precision
 
 FloatArray = NDArray[np.float64]

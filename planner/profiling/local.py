@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from cost_models.records import Cluster, Measurement, RecordError
 from planner.profiling.clock import summarise
-from planner.readers.clusters import local_cluster
+from planner.readers.node_presets import local_cluster
 
 BYTES_LEFT = 0.1
 """Share of the memory that the system and everybody else keep."""

@@ -20,7 +20,8 @@ from cost_models.records import (
 )
 from cost_models.records.near_names import did_you_mean
 from planner.errors import InputError
-from planner.readers.clusters import cluster_and_defaults, cluster_of_document, device_from_facts, read_cluster
+from planner.readers.cluster_facts import cluster_and_defaults, device_from_facts
+from planner.readers.clusters import cluster_of_document, read_cluster
 from planner.readers.models import model_of, read_model
 from planner.readers.request_keys import meant
 from planner.readers.requests import Request, bytes_of, default_precision

@@ -9,7 +9,7 @@ from cost_models.records import Gather, LayerGroup, Model, Moe, Norm, Positions,
 from cost_models.records.layout_text import KEYS
 from cost_models.records.near_names import did_you_mean, near_names
 from planner.errors import InputError
-from planner.readers.clusters import FACT_KEYS
+from planner.readers.cluster_facts import FACT_KEYS
 
 SECTIONS = ("model", "cluster", "workload", "runtime", "layout", "pin")
 """Keys of a request."""

@@ -37,7 +37,7 @@ from cost_models.records import (
     normalised,
 )
 from planner.errors import InputError
-from planner.readers.clusters import cluster_from_facts
+from planner.readers.cluster_facts import cluster_from_facts
 from planner.readers.plausible import refuse_implausible_workload
 from planner.readers.runtimes import is_known, read_runtime
 

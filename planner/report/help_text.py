@@ -12,8 +12,8 @@ from cost_models.records.codec import json_schema
 from cost_models.records.layout import LEGAL_GATHER, print_layout
 from cost_models.records.layout_text import KEYS
 from planner.errors import InputError, MeshwrightError
-from planner.readers.clusters import cluster_names, node_kind
 from planner.readers.models import model_names, read_model
+from planner.readers.node_presets import cluster_names, node_kind
 from planner.readers.pins import Op
 from planner.readers.request_keys import GROUP_KEYS, SECTION_KEYS, SECTIONS
 from planner.readers.runtimes import read_runtime, runtime_names

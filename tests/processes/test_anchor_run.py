@@ -11,8 +11,8 @@ from cost_models.records import Calibration, Plan, Precision, Workload, load, lo
 from executor.cli import main
 from planner.compare import promise_with
 from planner.plan import make_plan
-from planner.readers.clusters import local_cluster
 from planner.readers.models import read_model
+from planner.readers.node_presets import local_cluster
 from planner.readers.requests import CompleteRequest
 from planner.readers.runtimes import read_runtime
 

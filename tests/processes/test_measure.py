@@ -28,7 +28,7 @@ from executor.measure import Share, summary
 from executor.peak import PeakMemory, exact_heap
 from executor.settings import Settings, write_job
 from planner.compare import measured_phases, runs_of
-from planner.readers.clusters import local_cluster
+from planner.readers.node_presets import local_cluster
 from planner.readers.runtimes import read_runtime
 
 pytestmark = pytest.mark.timeout(300)

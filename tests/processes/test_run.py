@@ -17,8 +17,8 @@ from cost_models.records import Measurements, Precision, Workload, load, save
 from executor.cli import main
 from executor.decoder import Decoder
 from planner.plan import make_plan
-from planner.readers.clusters import local_cluster
 from planner.readers.models import read_model
+from planner.readers.node_presets import local_cluster
 from planner.readers.requests import CompleteRequest
 from planner.readers.runtimes import read_runtime
 

@@ -12,8 +12,8 @@ from cost_models.placement import Placement, placed_hops_s
 from cost_models.problem import Columns, Problem
 from cost_models.records import Cluster, LayerGroup, Model, Moe, Pool, Workload
 from cost_models.stage import price_columns
-from planner.readers.clusters import node_kind
 from planner.readers.models import read_model
+from planner.readers.node_presets import node_kind
 from planner.readers.pins import Pins, parse_pins
 from planner.readers.runtimes import read_runtime
 from planner.search.pooled import Pooled

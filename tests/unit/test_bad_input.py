@@ -17,7 +17,8 @@ import pytest
 from cost_models.graph import graph
 from cost_models.records import Cluster, from_json, to_json
 from executor.cli import main
-from planner.readers.clusters import cluster_names, read_cluster
+from planner.readers.clusters import read_cluster
+from planner.readers.node_presets import cluster_names
 from planner.solver import TimedOut
 
 PLAN = ["plan", "--model", "llama3-8b", "--cluster", "h100x8", "--batch", "64", "--seq", "4096"]

@@ -7,20 +7,9 @@ import pytest
 from cost_models.data import rows, table
 from cost_models.records import Cluster, Precision, RecordError, loads, save, to_json
 from planner.errors import InputError
-from planner.readers.clusters import (
-    cluster_and_defaults,
-    cluster_from_facts,
-    cluster_names,
-    cluster_of_document,
-    device,
-    device_from_facts,
-    link,
-    local_cluster,
-    node_kind,
-    preset_cluster,
-    read_cluster,
-    read_interconnect,
-)
+from planner.readers.cluster_facts import cluster_and_defaults, cluster_from_facts, device_from_facts, read_interconnect
+from planner.readers.clusters import cluster_of_document, read_cluster
+from planner.readers.node_presets import cluster_names, device, link, local_cluster, node_kind, preset_cluster
 from planner.readers.plausible import refuse_implausible
 
 MIB, GIB = 2**20, 2**30

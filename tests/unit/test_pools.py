@@ -36,8 +36,9 @@ from planner.errors import InfeasibleError, InputError
 from planner.explain import why_not
 from planner.plan import make_plan
 from planner.predict import predict, simulated
-from planner.readers.clusters import preset_cluster, read_cluster
+from planner.readers.clusters import read_cluster
 from planner.readers.models import read_model
+from planner.readers.node_presets import preset_cluster
 from planner.readers.pins import parse_pins
 from planner.readers.requests import complete, read_request
 from planner.readers.runtimes import read_runtime

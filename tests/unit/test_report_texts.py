@@ -35,8 +35,9 @@ from planner.decisions import decision_of_layout
 from planner.errors import InputError
 from planner.explain import against
 from planner.predict import predict
-from planner.readers.clusters import cluster_names, local_cluster, read_cluster
+from planner.readers.clusters import read_cluster
 from planner.readers.models import model_document, model_names, read_model
+from planner.readers.node_presets import cluster_names, local_cluster
 from planner.readers.pins import parse_pins
 from planner.readers.runtimes import read_runtime, runtime_names
 from planner.report import explain_text, words
