@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from benchmarks.testbed.ranks import start
 from planner.profiling.clock import Rule, sample
 from planner.profiling.links import Group, collective
-from tests.namespaces.ranks import start
 
 WHERE = {"near": ((0, 1), (2, 3)), "far": ((0, 2), (1, 3)), "all": ((0, 1, 2, 3),)}
 TIMES = {"near": 6, "far": 1, "all": 1}

@@ -12,11 +12,11 @@ import pytest
 
 pytest.importorskip("torch")
 
+from benchmarks.testbed.network import shaped_network, unavailable
 from cost_models.calibrations import shipped
 from cost_models.collectives import Fabric, collective_s, fabric
 from cost_models.records import Calibration, Curve, Link
 from tests.namespaces.collective_ranks import TIMES
-from tests.namespaces.network import NUM_HOSTS, NetworkError, shaped_network, unavailable
 from tests.unit.cost_cases import CPU, NODE, cluster
 
 WHY_NOT = unavailable()
@@ -135,23 +135,3 @@ def test_slow_links_are_slow(measured: Measured) -> None:
         ratio = TIMES["near"] * measured[f"p2p/far/{num_bytes}"] / measured[f"p2p/near/{num_bytes}"]
         assert ratio == pytest.approx(NEAR_BYTES_PER_S / FAR_BYTES_PER_S, rel=0.25)
         assert measured[f"p2p/far/{num_bytes}"] == pytest.approx(num_bytes / FAR_BYTES_PER_S, rel=0.15)
-
-
-def test_a_rank_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    program = tmp_path / "fails.py"
-    program.write_text(
-        "import sys, time\n"
-        "from tests.namespaces.ranks import start\n"
-        "start(lambda rank: 1 / 0 if rank == 2 else time.sleep(30), sys.argv[1:], 20.0)\n"
-    )
-    with shaped_network(1e9, 1e8) as network:
-        assert network.address(NUM_HOSTS - 1) == "10.9.0.4"
-        with pytest.raises(NetworkError, match=r"(?s)ZeroDivisionError.*rank 2 ended with 1"):
-            network.run(program, [], timeout_s=20)
-
-
-def test_hosts_are_gone_afterwards() -> None:
-    with shaped_network(1e9, 1e8) as network:
-        assert Path("/run/netns", network.host(0)).exists()
-    assert not any(Path("/run/netns", network.host(number)).exists() for number in range(NUM_HOSTS))

@@ -12,6 +12,8 @@ CLONE_NEWNET = 0x40000000
 """setns(2)."""
 PRIORITY = -19
 """So that other work on the machine lengthens messages little."""
+PR_SET_PDEATHSIG = 1
+"""linux/prctl.h: a rank ends with the program that started it."""
 POLL_S = 0.02
 
 
@@ -43,6 +45,7 @@ def _fork(work: Callable[[int], None], rank: int, host: str, interface: str) -> 
         return pid
     code = 1
     try:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         enter(host)
         os.environ["GLOO_SOCKET_IFNAME"] = interface
         os.nice(PRIORITY)
