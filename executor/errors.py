@@ -1,7 +1,8 @@
 """What this package raises.
 
 ValueError
-└── RefusedError       a plan, a model or a batch that cannot be made true here; says the law and the legal values
+├── RefusedError       a plan, a model or a batch that cannot be made true here; says the law and the legal values
+└── CheckpointError    a folder that is no complete checkpoint of this model and optimizer, or cannot become one
 RuntimeError
 └── LateRankError          a wait that ran into its time-out; says who is late
 """
@@ -9,6 +10,12 @@ RuntimeError
 
 class RefusedError(ValueError):
     """A plan, a model or a batch that this executor does not make true, with the reason."""
+
+    exit_code = 2
+
+
+class CheckpointError(ValueError):
+    """A folder that is no complete checkpoint of this model and optimizer, or cannot become one."""
 
     exit_code = 2
 

@@ -186,7 +186,7 @@ class Parallel:
         """Which slice of the global batch is this rank's, 0..dp-1."""
         self._batch_group = _group(mesh, ("dp_replicate", "dp_shard"))
         self._loss_group = _group(mesh, ("pp", "dp_replicate", "dp_shard"))
-        self._tied_across_stages = tied_across_stages
+        self.tied_across_stages = tied_across_stages
         bf16 = decision.workload.precision is Precision.BF16
         self._autocast = bf16 and (layout.dp == 1 or (layout.zero == 0 and layout.tp == 1))
         self._pipeline = Pipeline(
@@ -354,7 +354,7 @@ class Parallel:
         """What data parallelism leaves undone: norms under sequence parallelism, and a tied weight in two stages."""
         if self.decision.layout.tp > 1 and self.decision.layout.dp == 1:
             reduce_partial_gradients(list(self.parameters()))
-        if self._tied_across_stages:
+        if self.tied_across_stages:
             for stage in self.stages:
                 name = stage.anatomy.embedding if stage.has_embedding else stage.anatomy.head
                 if stage.has_embedding or stage.has_head:
@@ -387,7 +387,7 @@ class Parallel:
         if isinstance(parameter, DTensor):
             for placement, size in zip(parameter.placements, parameter.device_mesh.shape, strict=True):
                 copies //= 1 if placement.is_replicate() else size
-        return copies * (2 if self._tied_across_stages and self._is_tied(parameter) else 1)
+        return copies * (2 if self.tied_across_stages and self._is_tied(parameter) else 1)
 
     def _is_tied(self, parameter: nn.Parameter) -> bool:
         return any(

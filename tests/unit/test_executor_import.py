@@ -20,7 +20,7 @@ def test_importing_loads_no_torch() -> None:
 
 
 def test_an_unknown_name_lists_the_known() -> None:
-    with pytest.raises(AttributeError, match=r"no attribute 'aply'; it has Parallel, apply, selfcheck"):
+    with pytest.raises(AttributeError, match=r"no attribute 'aply'; it has Parallel, apply, load, save, selfcheck"):
         _ = executor.aply
 
 
