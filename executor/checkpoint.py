@@ -82,10 +82,8 @@ def load(folder: str | Path, parallel: Parallel, optimizer: torch.optim.Optimize
             _prepare_optimizer(source, parallel, optimizer)
         state = _state(parallel, optimizer)
         _read(source, state)
-        for name, parameter in named_weights(parallel):
-            for key, value in (optimizer.state.get(parameter, {}) if optimizer is not None else {}).items():
-                if not isinstance(value, Tensor):
-                    optimizer.state[parameter][key] = state[f"state/{key}/{name}"]
+        if optimizer is not None:
+            _take_plain_values(parallel, optimizer, state)
     extra: dict[str, Any] = marker["extra"]
     return extra
 
@@ -241,12 +239,12 @@ def _unknown_division(
     """A state of another shape than its parameter, which is sharded: torch says nothing of how such a state is divided."""
     for name, parameter in of_name.items():
         for what, entry in saved.get(name, {}).items():
-            if isinstance(entry, TensorStorageMetadata) and isinstance(parameter, DTensor):
-                if entry.size.numel() > 1 and entry.size != parameter.shape:
-                    return (
-                        f"{source}: state {what!r} of {name} has shape {list(entry.size)}, its parameter "
-                        f"{list(parameter.shape)}; states of sharded parameters have their shape, or are one number"
-                    )
+            divided = isinstance(entry, TensorStorageMetadata) and isinstance(parameter, DTensor)
+            if divided and entry.size.numel() > 1 and entry.size != parameter.shape:
+                return (
+                    f"{source}: state {what!r} of {name} has shape {list(entry.size)}, its parameter "
+                    f"{list(parameter.shape)}; states of sharded parameters have their shape, or are one number"
+                )
     return None
 
 
@@ -260,6 +258,14 @@ def _empty(parameter: nn.Parameter, entry: Any, group: Mapping[str, Any]) -> Ten
     # torch's optimizers count steps on the CPU unless they are to run as one kernel
     on_device = entry.size.numel() > 1 or group.get("capturable") or group.get("fused")
     return torch.zeros(entry.size, dtype=dtype, device=parameter.device if on_device else "cpu")
+
+
+def _take_plain_values(parallel: Parallel, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """What a state holds beside tensors, which were filled in place."""
+    for name, parameter in named_weights(parallel):
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if not isinstance(value, Tensor):
+                optimizer.state[parameter][key] = state[f"state/{key}/{name}"]
 
 
 def _read(source: Path, state: dict[str, Any]) -> None:
