@@ -2,39 +2,77 @@
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from cost_models.data import rows
 from cost_models.records import Cluster, NodeKind, Pool, RecordError, from_json
+from cost_models.records.codec import refuse_version
 from cost_models.records.near_names import did_you_mean
 from planner.errors import InputError
 from planner.readers.cluster_facts import FACT_KEYS, cluster_and_defaults, read_interconnect
-from planner.readers.documents import There, named_path, part_of, read_document
+from planner.readers.documents import There, named_path, part_of
 from planner.readers.node_presets import cluster_names, node_name, preset_cluster, spelling
 from planner.readers.plausible import refuse_implausible, refuse_too_many
+from planner.readers.topology.join import Joined, gathered, joined
+from planner.readers.topology.pieces import Pieces
+from planner.readers.topology.words import is_word, read_words
 
 _PRESET_AND_COUNT = re.compile(r"(.+?)\s*[x×*]\s*(-?\d+)")
 
 
 def read_cluster(name_or_path: str) -> Cluster:
     """The cluster that a person names: preset x GPUs (`a100-80x1024`), several joined by + (`h100x64+a100-80x128`), or the path
-    of a JSON file.
+    of a file; several files and facts beside them (`topo.txt,topology.conf,gpu=h100`) are joined.
 
-    A file holds a Cluster record, its short form (`cluster_from_facts`), a request or a plan. Fewer GPUs than a node has
-    make one smaller node; more must fill whole nodes. Raises InputError; unknown names list the near ones.
+    A file holds a Cluster record, its short form (`cluster_from_facts`), a request, a plan or a probe, or what people paste
+    (planner/readers/topology). Fewer GPUs than a node has make one smaller node; more must fill whole nodes. Raises InputError;
+    unknown names list the near ones.
     """
+    return read_joined([name_or_path]).cluster
+
+
+def read_joined(texts: Sequence[str]) -> Joined:
+    """The same with everything that it was made of: each text is a name, a path, a fact, or several with commas between."""
+    parts = [part.strip() for text in texts for part in _parts(text)]
+    said = [part for part in parts if is_word(part) and named_path(part)[1] is There.NOTHING]
+    names = [part for part in parts if part not in said]
+    words = read_words(said)
+    if len(names) == 1 and not said and named_path(names[0])[1] is not There.FILE:
+        return Joined(cluster=_named_cluster(names[0]), assumptions=(), pieces=Pieces(), curves={})
+    if not names:
+        raise InputError(
+            f"cluster {', '.join(said)}: facts alone; give a file that they complete, or preset x GPUs as in h100x64"
+        )
+    files = [name for name in names if named_path(name)[1] is There.FILE]
+    pieces, documents = gathered(files, words)
+    whole = [_whole(path, data) for path, data in documents] + [
+        _named_cluster(name) for name in names if name not in files
+    ]
+    if len(whole) > 1:
+        raise InputError(
+            f"{whole[0].name} and {whole[1].name} both describe the whole cluster; pools of presets are joined by +"
+        )
+    try:
+        return joined(replace(pieces, base=whole[0] if whole else None), words)
+    except RecordError as error:
+        raise InputError(f"{', '.join(files)}: {error}") from None
+
+
+def _parts(text: str) -> list[str]:
+    """What stands between commas; a path that has one is one."""
+    return [text] if named_path(text.strip())[1] is not There.NOTHING else text.split(",")
+
+
+def _named_cluster(name_or_path: str) -> Cluster:
     text = name_or_path.strip()
-    path, there = named_path(text)
-    if there is There.FILE:
-        return _cluster_from_file(path)
+    _, there = named_path(text)
     if there is There.FOLDER:
         raise InputError(
             f"cluster {text!r}: this is a folder; name a cluster file in it, or preset x GPUs as in h100x64"
         )
-    if text.endswith(".json") or "/" in text or "\\" in text:
+    if re.search(r"[/\\]|\.[a-z]{2,4}$", text):
         raise InputError(
             f"cluster {text!r}: there is no such file; give the path of a cluster file, or preset x GPUs as in h100x64"
         )
@@ -89,10 +127,11 @@ def _refuse_name(text: str, count: str = "64") -> Cluster:
     )
 
 
-def _cluster_from_file(path: Path) -> Cluster:
-    data = read_document(path, "a cluster")
+def _whole(path: str, data: Mapping[str, Any]) -> Cluster:
+    """The cluster of a document of our own."""
     try:
-        inner = part_of(data, "cluster")
+        refuse_version(data, "")
+        inner = part_of(dict(data), "cluster")
         if isinstance(inner, str):
             return read_cluster(inner)
         if isinstance(inner, dict) and {"pools", "gpu", "gpus_per_node", "nodes", "world"} & set(inner):

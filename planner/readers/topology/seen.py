@@ -74,6 +74,8 @@ class SeenNode:
 
     source: str
     """File and command."""
+    command: str
+    """What prints it: two of one kind are two nodes, of two kinds one node seen twice."""
     gpus: tuple[SeenGpu, ...]
     """In the order of the driver."""
     nics: tuple[SeenNic, ...] = ()
@@ -88,8 +90,12 @@ class SeenNode:
     """Pairs that the file describes differently in either direction; `paths` has the worse one."""
     knows_nics: bool = True
     """The file would show interfaces if there were any."""
-    cpu: str | None = None
-    """Architecture of the processors: intel/6/143, as NCCL tells them apart."""
+    knows_links: bool = True
+    """The file would show NVLinks and xGMI links if there were any."""
+    num_hosts: int = 1
+    """Nodes like this one that the file describes together (NVLink across nodes)."""
+    notes: tuple[str, ...] = ()
+    """What the reader had to decide."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

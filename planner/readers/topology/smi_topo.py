@@ -164,6 +164,7 @@ def _node(matrix: _Matrix, legend: dict[str, str], source: str) -> SeenNode:
                 asymmetric.append((i, j))
     return SeenNode(
         source=source,
+        command="nvidia-smi topo -m",
         gpus=tuple(SeenGpu(place=_place(matrix.tails[name])) for name in gpus),
         nics=tuple(SeenNic(name=legend.get(name, name)) for name in nics),
         paths=paths,

@@ -1,0 +1,418 @@
+"""Several pasted files -> one cluster: the inside of a node from one, the fabric from another, measured curves over both.
+
+Records get nominal facts; what was timed becomes curves. What no file says is taken as the device is sold, and every such
+fact is an assumption that the answer states. What the files say of one another must agree.
+"""
+
+import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any, TypeVar
+
+from cost_models.records import Cluster, Curve, FabricException, FabricLevel, Pool
+from planner.errors import InputError, NotYetError
+from planner.readers.documents import There, named_path
+from planner.readers.plausible import refuse_implausible, refuse_too_many
+from planner.readers.topology.formats import read_seen
+from planner.readers.topology.kinds import device_of_node, host_link_of, kind_of
+from planner.readers.topology.measured import measured_curves
+from planner.readers.topology.pieces import Pieces
+from planner.readers.topology.products import device_of
+from planner.readers.topology.seen import (
+    Seen,
+    SeenCollective,
+    SeenDevices,
+    SeenFabric,
+    SeenHost,
+    SeenNode,
+    SeenNvlinks,
+    SeenP2p,
+)
+from planner.readers.topology.shape import Domains, merged
+from planner.readers.topology.words import Words
+
+T = TypeVar("T")
+MOST_FILES = 64
+"""Files of one cluster."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """One cluster, and everything that it was made of."""
+
+    cluster: Cluster
+    """Nominal facts."""
+    assumptions: tuple[str, ...]
+    """What no file says, and how it was taken."""
+    pieces: Pieces
+    """What was seen."""
+    domains: Domains | None = None
+    """Fast domains inside the node that was seen."""
+    nics: tuple[int, ...] = ()
+    """Interfaces of the node that count."""
+    curves: Mapping[str, Curve]
+    """Measured, `collective/ranks/link class`."""
+
+
+def gathered(paths: Sequence[str], words: Words) -> tuple[Pieces, list[tuple[str, dict[str, Any]]]]:
+    """All files read and sorted, and the documents of our own among them. Raises InputError."""
+    if len(paths) > MOST_FILES:
+        raise InputError(f"{len(paths)} files for one cluster; {MOST_FILES} at most")
+    found: list[Seen] = []
+    documents: list[tuple[str, dict[str, Any]]] = []
+    dates: dict[str, str] = {}
+    for text in paths:
+        path, there = named_path(text)
+        if there is not There.FILE:
+            what = "a folder; name the files in it" if there is There.FOLDER else "there is no such file"
+            raise InputError(f"cluster {text!r}: {what}")
+        seen = read_seen(path, words)
+        if isinstance(seen, dict):
+            documents.append((str(path), seen))
+            continue
+        day = datetime.date.fromtimestamp(path.stat().st_mtime).isoformat()
+        dates |= {one.source: day for one in seen if isinstance(one, SeenCollective)}
+        found += seen
+    nodes = [one for one in found if isinstance(one, SeenNode)]
+    pieces = Pieces(
+        node=_one_node(nodes),
+        devices=_devices([one for one in found if isinstance(one, SeenDevices)]),
+        nvlinks=_only([one for one in found if isinstance(one, SeenNvlinks)]),
+        p2p=_p2p([one for one in found if isinstance(one, SeenP2p)]),
+        fabric=_one_fabric([one for one in found if isinstance(one, SeenFabric)]),
+        collectives=tuple(one for one in found if isinstance(one, SeenCollective)),
+        dates=dates,
+    )
+    return pieces, documents
+
+
+def joined(pieces: Pieces, words: Words) -> Joined:
+    """The cluster of the pieces and the words. Raises InputError for what is missing, naming what would tell, or contradicts."""
+    if pieces.base is not None:
+        return _over(pieces.base, pieces, words)
+    said = list(_notes(pieces))
+    hosts = _hosts(pieces, words, said)
+    mixed = _mixed(pieces, hosts, words, said)
+    if mixed is not None:
+        return _finished(mixed, pieces, said, None, ())
+    pools: list[Pool] = []
+    shown: tuple[Domains | None, tuple[int, ...], tuple[FabricException, ...]] = (None, (), ())
+    first = 0
+    for (product, memory, count), group in groupby(
+        hosts, key=lambda host: (host.gpu, host.memory_bytes, host.num_gpus)
+    ):
+        members = list(group)
+        device = device_of_node(product, memory, pieces, words)
+        kind, seen = kind_of(device, count, members, pieces, words, said)
+        if seen is not None and shown[0] is None and not shown[1]:
+            shown = (seen[0], seen[1], tuple(replace(one, node=first) for one in seen[2]))
+        pools.append(Pool(kind=kind, num_nodes=len(members)))
+        first += len(members)
+    cluster = Cluster(
+        name=words.name or _name(pools),
+        pools=tuple(_together(pools)),
+        fabric=_levels(pieces.fabric, words, said),
+        exceptions=shown[2],
+    )
+    return _finished(cluster, pieces, said, shown[0], shown[1])
+
+
+def _finished(
+    cluster: Cluster, pieces: Pieces, said: Sequence[str], domains: Domains | None, nics: tuple[int, ...]
+) -> Joined:
+    refuse_implausible(cluster)
+    return Joined(
+        cluster=cluster,
+        assumptions=tuple(dict.fromkeys(said)),
+        pieces=pieces,
+        domains=domains,
+        nics=nics,
+        curves=measured_curves(cluster, pieces),
+    )
+
+
+def _over(base: Cluster, pieces: Pieces, words: Words) -> Joined:
+    """Measured tables over a cluster that is described as a whole."""
+    if other := next(
+        (one for one in (pieces.node, pieces.devices, pieces.nvlinks, pieces.p2p, pieces.fabric) if one), None
+    ):
+        raise InputError(
+            f"{base.name} describes the whole cluster, and {other.source} a part of it; leave one of them out"
+        )
+    if any(getattr(words, word) is not None for word in ("gpu", "nodes", "gpus_per_node", "inter", "oversubscription")):
+        raise InputError(
+            f"{base.name} describes the whole cluster; facts beside it (gpu=, nodes=, inter= ...) are for pasted files"
+        )
+    cluster = replace(base, name=words.name) if words.name else base
+    return _finished(cluster, pieces, tuple(_notes(pieces)), None, ())
+
+
+# One of each -------------------------------------------------------------------------------------------------------
+
+
+def _only(found: Sequence[T]) -> T | None:
+    """The one thing of its kind; the same twice is one."""
+    different = [
+        one
+        for index, one in enumerate(found)
+        if all(_without_source(one) != _without_source(other) for other in found[:index])
+    ]
+    if len(different) > 1:
+        sources = " and ".join(str(getattr(one, "source", "")) for one in different[:2])
+        raise InputError(
+            f"{sources} say different things of the same: two nodes? Give one file of each kind; unlike nodes are pools of a cluster file"
+        )
+    return different[0] if different else None
+
+
+def _without_source(one: Any) -> Any:
+    """The same without where it was read."""
+    return replace(one, source="")
+
+
+def _one_node(nodes: Sequence[SeenNode]) -> SeenNode | None:
+    """The node; seen by commands of several kinds it is put together."""
+    whole: SeenNode | None = None
+    for command in dict.fromkeys(node.command for node in nodes):
+        one = _only([node for node in nodes if node.command == command])
+        assert one is not None
+        if whole is not None and len(whole.gpus) != len(one.gpus):
+            raise InputError(
+                f"{whole.source} shows {len(whole.gpus)} GPUs, and {one.source} {len(one.gpus)}: two kinds of nodes, or a container "
+                "hides some from one of them; paste both from the same place"
+            )
+        whole = one if whole is None else merged(whole, one)
+    return whole
+
+
+def _devices(found: Sequence[SeenDevices]) -> SeenDevices | None:
+    """The list of GPUs with all that any of its files knows of them."""
+    if not found:
+        return None
+    first = found[0]
+    for other in found[1:]:
+        if [gpu.name for gpu in other.gpus] != [gpu.name for gpu in first.gpus]:
+            raise InputError(f"{first.source} and {other.source} list different GPUs; give the files of one node")
+        gpus = (
+            replace(
+                one,
+                memory_bytes=one.memory_bytes or two.memory_bytes,
+                pcie_bytes_per_s=one.pcie_bytes_per_s or two.pcie_bytes_per_s,
+            )
+            for one, two in zip(first.gpus, other.gpus, strict=True)
+        )
+        first = replace(first, gpus=tuple(gpus))
+    return first
+
+
+def _p2p(found: Sequence[SeenP2p]) -> SeenP2p | None:
+    """`topo -p2p` of reads, writes and NVLink: refused is what any of them refuses."""
+    if not found:
+        return None
+    if len({one.num_gpus for one in found}) > 1:
+        raise InputError(f"{found[0].source} and {found[1].source} are of different numbers of GPUs")
+    return replace(found[0], refused={pair: why for one in found for pair, why in one.refused.items()})
+
+
+def _one_fabric(found: Sequence[SeenFabric]) -> SeenFabric | None:
+    """The fabric; a hostfile beside a tree says which of its nodes are used."""
+    trees = [one for one in found if one.levels]
+    lists = [one for one in found if not one.levels]
+    tree, used = _only(trees), _only(lists)
+    if tree is None or used is None:
+        return tree or used
+    known = {host.name: host for host in used.hosts}
+    absent = set(known) - {host.name for host in tree.hosts}
+    if absent:
+        raise InputError(f"{used.source} names {sorted(absent)[0]}, which {tree.source} does not have")
+    if len(known) < len(tree.hosts):
+        raise NotYetError(
+            f"{used.source} uses {len(known):,} of the {len(tree.hosts):,} nodes of {tree.source}: a part of a tree is taken by "
+            "switch=NAME, or with --gpus N; single nodes of it are not picked yet"
+        )
+    hosts = tuple(replace(host, **_facts_of(known[host.name])) for host in tree.hosts)
+    return replace(tree, hosts=hosts, source=f"{tree.source} and {used.source}", notes=(*tree.notes, *used.notes))
+
+
+def _facts_of(host: SeenHost) -> dict[str, Any]:
+    facts = {name: getattr(host, name) for name in ("gpu", "num_gpus", "memory_bytes", "domain")}
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def _notes(pieces: Pieces) -> list[str]:
+    """What the readers had to decide."""
+    some = [piece for piece in (pieces.node, pieces.fabric, *pieces.collectives) if piece is not None]
+    return [f"{piece.source}: {note}" for piece in some for note in piece.notes]
+
+
+# Nodes and devices -------------------------------------------------------------------------------------------------
+
+
+def _hosts(pieces: Pieces, words: Words, said: list[str]) -> list[SeenHost]:
+    """Every node, alike ones side by side; without a fabric as many as are said."""
+    inside = _gpus_inside(pieces, words)
+    if pieces.fabric is None:
+        count = (
+            words.nodes
+            or _measured_nodes(pieces)
+            or (pieces.node.num_hosts if pieces.node else 0)
+            or (1 if inside else 0)
+        )
+        if not count:
+            raise InputError(
+                "no file tells how many nodes there are; add nodes=N, a hostfile, or Slurm's topology.conf"
+            )
+        refuse_too_many(count * (inside or 1))
+        if pieces.node is not None and words.nodes is None and count == 1:
+            said.append("one node, the one that was seen (nodes=N for more, or a file of the fabric)")
+        return [SeenHost(name="node", num_gpus=inside)] * count
+    hosts = [replace(host, num_gpus=_agreed(host, inside, pieces)) for host in pieces.fabric.hosts]
+    if words.nodes not in (None, len(hosts)):
+        raise InputError(f"nodes={words.nodes}, and {pieces.fabric.source} has {len(hosts):,}; leave nodes= out")
+    kinds = list(dict.fromkeys((host.gpu, host.memory_bytes, host.num_gpus) for host in hosts))
+    if len(kinds) > 1:
+        runs = sum(1 for _ in groupby((host.gpu, host.memory_bytes, host.num_gpus) for host in hosts))
+        if runs > len(kinds):
+            said.append(
+                "nodes of a kind stand together: kinds alternate below the switches, and pools are numbered one after the other"
+            )
+        hosts.sort(key=lambda host: kinds.index((host.gpu, host.memory_bytes, host.num_gpus)))
+    return hosts
+
+
+def _gpus_inside(pieces: Pieces, words: Words) -> int | None:
+    """GPUs of a node, from what looked inside; None where nothing did."""
+    found = {
+        one.source: count
+        for one, count in (
+            (pieces.node, len(pieces.node.gpus) if pieces.node else 0),
+            (pieces.devices, len(pieces.devices.gpus) if pieces.devices else 0),
+            (pieces.nvlinks, len(pieces.nvlinks.bytes_per_s) if pieces.nvlinks else 0),
+            (pieces.p2p, pieces.p2p.num_gpus if pieces.p2p else 0),
+        )
+        if one is not None
+    }
+    if words.gpus_per_node is not None:
+        found["gpus_per_node="] = words.gpus_per_node
+    if len(set(found.values())) > 1:
+        (one, n), *others = found.items()
+        other, m = next((source, count) for source, count in others if count != n)
+        raise InputError(
+            f"{one}: {n} GPUs, and {other}: {m}; these are two kinds of nodes, or a container hides GPUs from one of them"
+        )
+    if found:
+        return next(iter(found.values()))
+    each = {
+        one.num_ranks // one.num_nodes
+        for one in pieces.collectives
+        if one.num_nodes and one.num_ranks % one.num_nodes == 0
+    }
+    return next(iter(each)) if len(each) == 1 else None
+
+
+def _measured_nodes(pieces: Pieces) -> int | None:
+    found = [one.num_nodes for one in pieces.collectives if one.num_nodes]
+    return max(found) if found else None
+
+
+def _agreed(host: SeenHost, inside: int | None, pieces: Pieces) -> int | None:
+    """GPUs of a host, from the fabric and from inside."""
+    if host.num_gpus is not None and inside is not None and host.num_gpus != inside:
+        fabric = pieces.fabric.source if pieces.fabric else ""
+        raise InputError(
+            f"{fabric}: {host.name} has {host.num_gpus} GPUs, and the node that was looked into {inside}; give files of one kind of node"
+        )
+    return host.num_gpus or inside
+
+
+def _mixed(pieces: Pieces, hosts: Sequence[SeenHost], words: Words, said: list[str]) -> Cluster | None:
+    """One node with GPUs of several kinds: a pool of each, joined by the host's links; None where they are all alike."""
+    listed = pieces.devices.gpus if pieces.devices else pieces.node.gpus if pieces.node else ()
+    devices = [device_of(gpu.name, gpu.memory_bytes, "the list of GPUs") for gpu in listed if gpu.name]
+    if len({device.name for device in devices}) < 2 or words.gpu is not None:
+        return None
+    if len(hosts) > 1:
+        raise NotYetError("nodes with several kinds of GPUs each: only one such node is read yet")
+    groups = {device.name: [i for i, other in enumerate(devices) if other.name == device.name] for device in devices}
+    pools = []
+    bridge = min(
+        (link for link in (host_link_of(device, pieces) for device in devices) if link is not None),
+        key=lambda link: link.bandwidth_bytes_per_s,
+    )
+    for name, members in groups.items():
+        device = devices[members[0]]
+        part = _part(pieces, members)
+        kind, _ = kind_of(device, len(members), [SeenHost(name="node")], part, replace(words, gpus_per_node=None), said)
+        pools.append(
+            Pool(kind=replace(kind, name=f"{len(members)} x {name} of one node", nic=bridge, num_nics=1), num_nodes=1)
+        )
+    order = ",".join(str(index) for members in groups.values() for index in members)
+    said.append(
+        f"one node with {' and '.join(f'{len(m)} {n}' for n, m in groups.items())}: pools that meet over {bridge.name}; start ranks with CUDA_VISIBLE_DEVICES={order}"
+    )
+    return Cluster(
+        name=words.name or "+".join(f"{name}x{len(members)}" for name, members in groups.items()), pools=tuple(pools)
+    )
+
+
+def _part(pieces: Pieces, members: Sequence[int]) -> Pieces:
+    """The pieces of some GPUs of a node."""
+    number = {gpu: index for index, gpu in enumerate(members)}
+    node = pieces.node
+    if node is not None:
+        node = replace(
+            node,
+            gpus=tuple(node.gpus[gpu] for gpu in members),
+            paths={(number[i], number[j]): path for (i, j), path in node.paths.items() if i in number and j in number},
+            nic_ways={(number[i], nic): way for (i, nic), way in node.nic_ways.items() if i in number},
+            asymmetric=(),
+        )
+    devices = (
+        replace(pieces.devices, gpus=tuple(pieces.devices.gpus[gpu] for gpu in members)) if pieces.devices else None
+    )
+    return Pieces(node=node, devices=devices, dates={})
+
+
+# The fabric, and names --------------------------------------------------------------------------------------------
+
+
+def _levels(fabric: SeenFabric | None, words: Words, said: list[str]) -> tuple[FabricLevel, ...]:
+    if fabric is None or not fabric.levels:
+        if words.oversubscription is not None:
+            raise InputError(
+                "oversubscription= needs the switches: add Slurm's topology.conf or another file of the fabric"
+            )
+        return ()
+    uneven = [level for level in fabric.levels if len(set(level.sizes)) > 1]
+    for level in uneven:
+        said.append(
+            f"switches of level {level.name} have {min(level.sizes)} to {max(level.sizes)} below them: all are taken as the fullest"
+        )
+    if words.oversubscription is None:
+        said.append(
+            "every level of switches at full bisection: no file says what its links carry (oversubscription=2 says it of the nearest)"
+        )
+    return tuple(
+        FabricLevel(
+            name=level.name,
+            radix=max(level.sizes),
+            oversubscription=words.oversubscription or 1.0 if index == 0 else 1.0,
+        )
+        for index, level in enumerate(fabric.levels)
+    )
+
+
+def _together(pools: Sequence[Pool]) -> list[Pool]:
+    """Neighbouring pools of one kind as one."""
+    found: list[Pool] = []
+    for pool in pools:
+        if found and found[-1].kind == pool.kind:
+            found[-1] = replace(pool, num_nodes=pool.num_nodes + found[-1].num_nodes)
+        else:
+            found.append(pool)
+    return found
+
+
+def _name(pools: Sequence[Pool]) -> str:
+    return "+".join(f"{pool.kind.device.name}x{pool.num_gpus}" for pool in _together(pools)) + " (as seen)"
