@@ -13,7 +13,7 @@ All nodes must see the folder, and load with torch that can read what was saved.
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -76,7 +76,7 @@ def load(folder: str | Path, parallel: Parallel, optimizer: torch.optim.Optimize
     source = Path(folder).absolute()
     with naming_the_late():
         marker: dict[str, Any] = _on_first_rank(lambda: _read_marker(source))
-        own = {name: list(parameter.shape) for name, parameter in named_weights(parallel)}
+        own = {name: list(parameter.shape) for name, parameter in parallel.named_weights()}
         _refuse_together(_other_model(source, marker["model"], own) or _other_optimizer(source, marker, optimizer))
         if optimizer is not None:
             _prepare_optimizer(source, parallel, optimizer)
@@ -91,19 +91,11 @@ def load(folder: str | Path, parallel: Parallel, optimizer: torch.optim.Optimize
 # What is saved -------------------------------------------------------------------------------------------------------
 
 
-def named_weights(parallel: Parallel) -> Iterator[tuple[str, nn.Parameter]]:
-    """This rank's parameters; a weight that two stages share has one name, the embedding's."""
-    for name, parameter in parallel.named_parameters():
-        anatomy = parallel.stages[0].anatomy
-        tied = parallel.tied_across_stages and name == f"{anatomy.head}.weight"
-        yield (f"{anatomy.embedding}.weight" if tied else name), parameter
-
-
 def _state(parallel: Parallel, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
     """Key -> tensor or plain value, as DCP takes it; tensors share their storage with the live ones."""
     state: dict[str, Any] = {}
     group_of = {} if optimizer is None else {id(p): group for group in optimizer.param_groups for p in group["params"]}
-    for name, parameter in named_weights(parallel):
+    for name, parameter in parallel.named_weights():
         state[f"model/{name}"] = parameter.detach()
         if optimizer is None or id(parameter) not in group_of:
             continue
@@ -116,7 +108,7 @@ def _state(parallel: Parallel, optimizer: torch.optim.Optimizer | None) -> dict[
 
 def _gathered_shapes(parallel: Parallel) -> dict[str, list[int]]:
     """Name -> shape of every parameter of the whole model."""
-    own = {name: list(parameter.shape) for name, parameter in named_weights(parallel)}
+    own = {name: list(parameter.shape) for name, parameter in parallel.named_weights()}
     everywhere: list[dict[str, list[int]]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(everywhere, own)
     return {name: shape for shapes in everywhere for name, shape in shapes.items()}
@@ -199,7 +191,7 @@ def _prepare_optimizer(source: Path, parallel: Parallel, optimizer: torch.optim.
     """Give the optimizer the options that were saved, and its states, still empty; CheckpointError before it has changed."""
     metadata = dcp.FileSystemReader(source).read_metadata()
     grouped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    names = {id(parameter): name for name, parameter in named_weights(parallel) if id(parameter) in grouped}
+    names = {id(parameter): name for name, parameter in parallel.named_weights() if id(parameter) in grouped}
     unknown = next((name for name in names.values() if f"options/{name}" not in metadata.state_dict_metadata), None)
     _refuse_together(unknown and f"{source}: its optimizer did not have {unknown}, the one here has it")
     options: dict[str, Any] = {f"options/{name}": None for name in names.values()}
@@ -210,7 +202,7 @@ def _prepare_optimizer(source: Path, parallel: Parallel, optimizer: torch.optim.
         if key.startswith("state/"):
             _, what, name = key.split("/", 2)
             saved.setdefault(name, {})[what] = entry
-    of_name = {name: parameter for name, parameter in named_weights(parallel) if id(parameter) in names}
+    of_name = {name: parameter for name, parameter in parallel.named_weights() if id(parameter) in names}
     _refuse_together(_unknown_division(source, saved, of_name))
     for group in optimizer.param_groups:
         own = [names[id(parameter)] for parameter in group["params"] if id(parameter) in names]
@@ -262,7 +254,7 @@ def _empty(parameter: nn.Parameter, entry: Any, group: Mapping[str, Any]) -> Ten
 
 def _take_plain_values(parallel: Parallel, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
     """What a state holds beside tensors, which were filled in place."""
-    for name, parameter in named_weights(parallel):
+    for name, parameter in parallel.named_weights():
         for key, value in optimizer.state.get(parameter, {}).items():
             if not isinstance(value, Tensor):
                 optimizer.state[parameter][key] = state[f"state/{key}/{name}"]

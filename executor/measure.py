@@ -84,7 +84,8 @@ class Run:
         module = build_module(self.plan, self.settings)
         compared = self.settings.check and sum(one.numel() for one in module.parameters()) <= MAX_PARAMETERS
         reference = copy.deepcopy(module) if compared else None
-        self.parallel = apply(self.plan, module, timeout_s=self.settings.timeout_s)
+        shrunken = self.settings.check and not compared
+        self.parallel = apply(self.plan, module, check=shrunken, timeout_s=self.settings.timeout_s)
         if self.settings.check:
             found = selfcheck(self.parallel, reference, seed=self.settings.seed)
             if not found.ok:

@@ -10,7 +10,7 @@ for inputs, labels in loader:
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from weakref import WeakSet
@@ -39,7 +39,8 @@ from executor.mesh import (
     start_process_group,
 )
 from executor.phases import Phases
-from executor.refusals import check, sequence_law
+from executor.refusals import check as refuse
+from executor.refusals import sequence_law
 from executor.sharding.data import accumulating, shard_data
 from executor.sharding.pipeline import Pipeline, sum_tied_gradients
 from executor.sharding.recompute import wrap_layers
@@ -52,12 +53,16 @@ IGNORE = -100
 """Label of a position that has no loss (the convention of torch and transformers)."""
 
 
-def apply(plan: Plan | str | Path, model: nn.Module, *, timeout_s: float = START_TIMEOUT_S) -> "Parallel":
+def apply(
+    plan: Plan | str | Path, model: nn.Module, *, check: bool = True, timeout_s: float = START_TIMEOUT_S
+) -> "Parallel":
     """Split `model` over the ranks as `plan` says; called on every rank, with the model built alike on each.
 
     `plan` is a Plan or the path of a plan's file. Joins the process group if the script has not;
     `timeout_s` is how long a rank waits for others. The model is taken over: the parts of this rank are sharded in place,
-    the weights of all others are freed. Raises RefusedError (a ValueError) for what cannot be made true, before any rank waits.
+    the weights of all others are freed. `check` compares what came out with the plan, and gradients of a shrunken model with
+    one process's (`executor.selfcheck`; seconds). Raises RefusedError (a ValueError) for what cannot be made true, before
+    any rank waits, and WrongResultError where the check finds a fault.
     """
     if isinstance(plan, (str, Path)):
         plan = load_plan(plan)
@@ -72,7 +77,7 @@ def apply(plan: Plan | str | Path, model: nn.Module, *, timeout_s: float = START
     check_plain(model, anatomy)
     dimensions = dimensions_of(model, anatomy)
     check_against(dimensions, plan.request.model)
-    check(plan)
+    refuse(plan)
     set_nccl_environment(decision)
     start_process_group(timeout_s)
     with naming_the_late():
@@ -80,9 +85,25 @@ def apply(plan: Plan | str | Path, model: nn.Module, *, timeout_s: float = START
         _check_alike(model)
         synchronisation = synchronisation_of(decision, mesh, plan.request.cluster.domain_size)
     _APPLIED.add(model)
+    parallel = divided(decision, model, mesh, synchronisation)
+    limit_waits(parallel.groups(), timeout_s)
+    if check:
+        from executor.verify import check_at_start  # which reads what is built here
+
+        with naming_the_late():
+            check_at_start(plan, parallel, model)
+    return parallel
+
+
+def divided(
+    decision: Decision, model: nn.Module, mesh: DeviceMesh, synchronisation: Synchronisation | None
+) -> "Parallel":
+    """A legal module split over a mesh that stands."""
+    anatomy = anatomy_of(model)
+    dimensions = dimensions_of(model, anatomy)
+    whole_sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     stages, virtual = _own_stages(decision, model, anatomy, mesh)
-    tied = dimensions.tie_embeddings and decision.layout.pp > 1
-    parallel = Parallel(
+    return Parallel(
         decision=decision,
         mesh=mesh,
         stages=stages,
@@ -90,11 +111,10 @@ def apply(plan: Plan | str | Path, model: nn.Module, *, timeout_s: float = START
         hidden=dimensions.hidden,
         vocab=dimensions.vocab,
         weight_dtype=next(stages[0].parameters()).dtype,
-        tied_across_stages=tied,
+        tied_across_stages=dimensions.tie_embeddings and decision.layout.pp > 1,
+        whole_sizes=whole_sizes,
         synchronisation=synchronisation,
     )
-    limit_waits(parallel.groups(), timeout_s)
-    return parallel
 
 
 @torch.no_grad()
@@ -165,6 +185,7 @@ class Parallel:
         vocab: int,
         weight_dtype: torch.dtype,
         tied_across_stages: bool,
+        whole_sizes: Mapping[str, int],
         synchronisation: Synchronisation | None = None,
     ) -> None:
         layout = decision.layout
@@ -187,6 +208,9 @@ class Parallel:
         self._batch_group = _group(mesh, ("dp_replicate", "dp_shard"))
         self._loss_group = _group(mesh, ("pp", "dp_replicate", "dp_shard"))
         self.tied_across_stages = tied_across_stages
+        """Two stages hold the embedding's weight, which is the head's too."""
+        self.whole_sizes = whole_sizes
+        """Name -> number of elements of every parameter of the undivided module."""
         bf16 = decision.workload.precision is Precision.BF16
         self._autocast = bf16 and (layout.dp == 1 or (layout.zero == 0 and layout.tp == 1))
         self._pipeline = Pipeline(
@@ -224,6 +248,13 @@ class Parallel:
         """This rank's parameters: what the optimizer gets."""
         for _, parameter in self.named_parameters():
             yield parameter
+
+    def named_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """As `named_parameters`, but a weight that two stages share has one name in both, the embedding's."""
+        anatomy = self.stages[0].anatomy
+        for name, parameter in self.named_parameters():
+            is_tied_head = self.tied_across_stages and name == f"{anatomy.head}.weight"
+            yield (f"{anatomy.embedding}.weight" if is_tied_head else name), parameter
 
     # One step -------------------------------------------------------------------------------------------------------
 
@@ -372,7 +403,7 @@ class Parallel:
         gradients = [(p, p.grad) for p in self.parameters() if p.grad is not None]
         squares = torch.zeros((), device=self.device)
         for parameter, grad in gradients:
-            squares += _local(grad).float().square().sum() / self._num_copies(parameter)
+            squares += _local(grad).float().square().sum() / self.num_copies(parameter)
         with naming_the_late():
             dist.all_reduce(squares)
         norm = squares.sqrt()
@@ -381,7 +412,7 @@ class Parallel:
             torch._foreach_mul_([_local(grad) for _, grad in gradients], factor)
         return norm
 
-    def _num_copies(self, parameter: nn.Parameter) -> int:
+    def num_copies(self, parameter: nn.Parameter) -> int:
         """Ranks that hold the same part of a parameter: each counts that part of the norm."""
         copies = self.decision.layout.dp * self.decision.layout.tp
         if isinstance(parameter, DTensor):

@@ -73,7 +73,7 @@ def train(
         module = build() if build is not None else Decoder(plan.request.model, seed=seed)
         skipped = _why_not_compared(module, check)
         reference = None if skipped else copy.deepcopy(module)
-        parallel = apply(plan, module, timeout_s=timeout_s)
+        parallel = apply(plan, module, check=check and reference is None, timeout_s=timeout_s)
         del module
         build_s = time.perf_counter() - start_s
         found = selfcheck(parallel, reference, seed=seed) if check else None

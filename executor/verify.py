@@ -1,29 +1,26 @@
 """`executor.selfcheck`: is the realised layout the planned one, and are loss and gradients those of one process?
 
-The layout is read from the live modules (torch's own types, names and placements), not from what built them.
+The layout is read from the live modules (`realised.py`). Gradients are compared with those of the whole module on the whole
+batch; where they differ, `diagnosis.py` says how. `executor.apply` asks by default, with a shrunken model in the same groups.
 """
 
+import copy
 import logging
-import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed._composable.replicate_with_fsdp import ReplicateModule
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.placement_types import Placement
 from torch.nn import functional
-from torch.nn.parallel import DistributedDataParallel
 
-from cost_models.records import Precision
-from executor.errors import RefusedError
-from executor.mesh import AXES
-from executor.parallelize import IGNORE, Parallel
-from executor.sharding.recompute import kind_of
-from executor.stage import StageModule
+from cost_models.records import Model, Plan, Precision
+from executor.decoder import Decoder
+from executor.diagnosis import in_words
+from executor.errors import RefusedError, WrongResultError
+from executor.parallelize import IGNORE, Parallel, divided
+from executor.realised import Finding, layout_findings
 
 TOLERANCE = {Precision.FP32: 1e-5, Precision.BF16: 5e-2}
 """Largest relative error. fp32: the sums of all layouts are within 1e-6 of one process (measured); bf16 rounds to 2^-9, and
@@ -32,17 +29,12 @@ gradients of FSDP in bf16 were measured 1.9e-2 from fp32."""
 SEQ_PER_PART = 8
 """Tokens of the check's sequences, for each part into which tp divides them."""
 
+SMALL_HEAD, SMALL_VOCAB = 4, 128
+"""Width of a head and number of tokens of a shrunken model."""
+MOST_TOLD = 3
+"""Answers to one question that are told apart."""
 MAX_PARAMETERS = 50_000_000
 """Models up to this size are checked against one process: every rank then holds all of it twice, 0.4 GB in fp32."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One question and its answer on one rank."""
-
-    question: str
-    ok: bool
-    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,18 +54,31 @@ class SelfCheck:
         return all(finding.ok for _, finding in self.findings)
 
     def __str__(self) -> str:
-        faults = [f"rank {rank}: {f.question}: {f.detail}" for rank, f in self.findings if not f.ok]
-        if faults:
-            return (
-                "self-check FAILED: "
-                + "; ".join(faults[:8])
-                + (f"; and {len(faults) - 8} more" if len(faults) > 8 else "")
-            )
+        if not self.ok:
+            return f"self-check FAILED: {'; '.join(self._faults())}"
         asked = ", ".join(dict.fromkeys(finding.question for _, finding in self.findings))
         numbers = "not compared with one process"
         if self.gradient_error is not None:
             numbers = f"loss off by {self.loss_error:.1e}, gradients by {self.gradient_error:.1e} of one process's"
         return f"self-check passed ({asked}; {numbers})"
+
+    def _faults(self) -> Iterator[str]:
+        """Question by question what was found, ranks that found the same together, known causes first."""
+        by_question: dict[str, dict[str, list[int]]] = {}
+        for rank, fault in sorted(self.findings, key=lambda found: not found[1].cause):
+            if not fault.ok:
+                same = by_question.setdefault(fault.question, {})
+                same.setdefault(fault.detail + fault.cause, []).append(rank)
+        for question, groups in by_question.items():
+            for text, ranks in list(groups.items())[:MOST_TOLD]:
+                yield f"{question}: {_names(ranks)}: {text}"
+            if len(groups) > MOST_TOLD:
+                yield f"{question}: and {len(groups) - MOST_TOLD} more"
+
+
+def _names(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}"
 
 
 def selfcheck(parallel: Parallel, reference: nn.Module | None = None, *, seed: int = 0) -> SelfCheck:
@@ -87,110 +92,105 @@ def selfcheck(parallel: Parallel, reference: nn.Module | None = None, *, seed: i
         raise RefusedError(
             "selfcheck needs a step of its own, and gradients are pending: call it before a step or after zero_grad"
         )
-    findings = list(_layout_findings(parallel))
-    loss_error = gradient_error = None
+    findings = list(layout_findings(parallel))
+    errors = None
     if reference is not None:
-        loss_error, gradient_error, worst = _compare(parallel, reference, seed)
-        tolerance = TOLERANCE[parallel.decision.workload.precision]
-        findings.append(Finding(question="loss", ok=loss_error <= tolerance, detail=f"off by {loss_error:.1e}"))
-        findings.append(
-            Finding(question="gradients", ok=gradient_error <= tolerance, detail=f"{worst} off by {gradient_error:.1e}")
-        )
+        errors = _compare(parallel, reference, seed)
+        findings += errors.findings("")
+    return _of_all_ranks(findings, errors)
+
+
+def check_at_start(plan: Plan, parallel: Parallel, module: nn.Module) -> SelfCheck:
+    """What `apply` asks by default: the layout of the real module, loss and gradients of a shrunken one in the same groups.
+
+    Raises WrongResultError on every rank where any rank finds a fault.
+    """
+    with torch.random.fork_rng():
+        small = shrunken(module, plan.request.model)
+    reference = copy.deepcopy(small)
+    stand_in = divided(plan.decision, small, parallel.mesh, parallel.synchronisation)
+    errors = _compare(stand_in, reference, seed=0)
+    findings = [*layout_findings(parallel), *errors.findings(" of a shrunken model")]
+    found = _of_all_ranks(findings, errors)
+    if not found.ok:
+        raise WrongResultError(str(found))
+    return found
+
+
+def shrunken(module: nn.Module, model: Model) -> nn.Module:
+    """A module of the same type where its configuration can be shrunk, else our own decoder: as many layers and heads, all
+    else as small as divides alike.
+
+    The sizes that parallelism divides stay multiples of what they were multiples of: widths shrink to a multiple of heads.
+    """
+    torch.manual_seed(0)
+    config = getattr(module, "config", None)
+    sizes = {
+        "hidden_size": model.heads * SMALL_HEAD,
+        "intermediate_size": model.heads * SMALL_HEAD,
+        "head_dim": SMALL_HEAD,
+    }
+    if config is not None and all(hasattr(config, name) for name in (*sizes, "vocab_size")):
+        small = copy.deepcopy(config)
+        for name, size in (sizes | {"vocab_size": min(config.vocab_size, SMALL_VOCAB)}).items():
+            setattr(small, name, size)
+        return type(module)(small)
+    return Decoder(
+        replace(
+            model,
+            hidden=model.heads * SMALL_HEAD,
+            ffn=model.heads * SMALL_HEAD,
+            head_dim=SMALL_HEAD,
+            vocab=min(model.vocab, SMALL_VOCAB),
+        ),
+        seed=0,
+    )
+
+
+def _of_all_ranks(findings: list[Finding], errors: "Errors | None") -> SelfCheck:
     everywhere: list[list[Finding]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(everywhere, findings)
     return SelfCheck(
         findings=tuple((rank, finding) for rank, found in enumerate(everywhere) for finding in found),
-        loss_error=loss_error,
-        gradient_error=gradient_error,
+        loss_error=errors.loss if errors is not None else None,
+        gradient_error=errors.gradient if errors is not None else None,
     )
-
-
-# Layout --------------------------------------------------------------------------------------------------------------
-
-
-def _layout_findings(parallel: Parallel) -> Iterator[Finding]:
-    wanted, found = _planned_ranks(parallel), parallel.mesh.mesh.flatten().tolist()
-    yield Finding(question="ranks", ok=wanted == found, detail=f"planned {wanted}, found {found}")
-    for virtual, stage, module in zip(parallel.virtual, parallel.stages, parallel.modules, strict=True):
-        planned = parallel.decision.stages[virtual]
-        blocks = _held_blocks(stage, parallel.decision.num_blocks)
-        expected = list(range(planned.blocks[0], planned.blocks[1] + 1))
-        yield Finding(
-            question="blocks", ok=blocks == expected, detail=f"stage {virtual}: planned {expected}, holds {blocks}"
-        )
-        kinds = [kind_of(layer) for _, layer in stage.named_layers()]
-        order = [kind for kind, count in planned.recompute.items() for _ in range(count)]
-        order += ["none"] * (len(kinds) - len(order))
-        yield Finding(
-            question="recompute", ok=kinds == order, detail=f"stage {virtual}: planned {order}, found {kinds}"
-        )
-        faults = list(_sharding_faults(parallel, stage, module))
-        yield Finding(question="sharding", ok=not faults, detail=f"stage {virtual}: {'; '.join(faults[:3])}")
-
-
-def _planned_ranks(parallel: Parallel) -> list[int]:
-    """Ranks in mesh order, each coordinate's position worked out digit by digit from the plan's order."""
-    layout, ranks = parallel.decision.layout, parallel.decision.ranks
-    degrees = [getattr(layout, axis) for axis in AXES]
-    found = []
-    for number in range(layout.world):
-        coordinate, rest = {}, number
-        for axis, degree in zip(reversed(AXES), reversed(degrees), strict=True):
-            rest, coordinate[axis] = divmod(rest, degree)
-        position, stride = 0, 1
-        for axis in ranks.order:
-            if axis in coordinate:
-                position += coordinate[axis] * stride
-                stride *= getattr(layout, axis)
-        found.append(position if ranks.permutation is None else ranks.permutation[position])
-    return found
-
-
-def _held_blocks(stage: StageModule, num_blocks: int) -> list[int]:
-    """Blocks of which this stage has parameters with values."""
-    names = [name for name, parameter in stage.named_parameters(remove_duplicate=False) if not parameter.is_meta]
-    layer = re.compile(re.escape(stage.anatomy.layers) + r"\.(\d+)\.")
-    blocks = {int(match.group(1)) + 1 for name in names if (match := layer.match(name))}
-    if any(name.startswith(stage.anatomy.embedding + ".") for name in names):
-        blocks.add(0)
-    if any(name.startswith(stage.anatomy.head + ".") for name in names):
-        blocks.add(num_blocks - 1)
-    return sorted(blocks)
-
-
-def _sharding_faults(parallel: Parallel, stage: StageModule, module: nn.Module) -> Iterator[str]:
-    layout = parallel.decision.layout
-    sharded = layout.zero >= 2
-    if layout.dp > 1 and not sharded and not isinstance(module, (DistributedDataParallel, ReplicateModule)):
-        yield f"dp_replicate={layout.dp_replicate}, but nothing averages the gradients"
-    if sharded:
-        for name, part in stage.named_modules():
-            if isinstance(part, FSDPModule) and (group := part._get_fsdp_state()._fsdp_param_group) is not None:
-                frees = group.post_forward_mesh_info is not None
-                if frees != (layout.zero == 3):
-                    yield f"{name or 'the root'} {'frees' if frees else 'keeps'} its parameters after the forward pass under zero={layout.zero}"
-    for name, parameter in stage.named_parameters():
-        held = _placements(parameter)
-        norm = parameter.dim() == 1 and "norm" in name.rsplit(".", 2)[-2]
-        for axis, expected in (("dp_shard", sharded), ("tp", layout.tp > 1 and not norm)):
-            is_sharded = axis in held and not held[axis].is_replicate()
-            bias_of_row = axis == "tp" and name.endswith("bias") and not is_sharded  # added once, after the sum
-            if is_sharded != expected and not bias_of_row:
-                yield f"{name} is {'' if is_sharded else 'not '}sharded over {axis}"
-
-
-def _placements(parameter: nn.Parameter) -> dict[str, Placement]:
-    if not isinstance(parameter, DTensor):
-        return {}
-    names = parameter.device_mesh.mesh_dim_names or ()
-    return dict(zip(names, parameter.placements, strict=True))
 
 
 # Loss and gradients --------------------------------------------------------------------------------------------------
 
 
-def _compare(parallel: Parallel, reference: nn.Module, seed: int) -> tuple[float, float, str]:
-    """Relative error of the loss, the largest of the gradients on any rank, and the parameter that has it here."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Errors:
+    """How far a step is from one process's."""
+
+    loss: float
+    """Relative."""
+    gradient: float
+    """Largest over the parameters of all ranks."""
+    tolerance: float
+    """What is no fault."""
+    loss_detail: str
+    gradient_detail: str
+    """In words, for this rank."""
+    cause: str
+    """Of a wrong gradient, where it is known."""
+
+    def findings(self, of_what: str) -> list[Finding]:
+        """As answers."""
+        return [
+            Finding(question=f"loss{of_what}", ok=self.loss <= self.tolerance, detail=self.loss_detail),
+            Finding(
+                question=f"gradients{of_what}",
+                ok=self.gradient <= self.tolerance,
+                detail=self.gradient_detail,
+                cause=self.cause,
+            ),
+        ]
+
+
+def _compare(parallel: Parallel, reference: nn.Module, seed: int) -> Errors:
+    """One step on short random sequences, one a micro-batch, beside the whole module on all of them."""
     layout, count = parallel.decision.layout, parallel.decision.num_micro_batches
     reference = reference.to(parallel.device)
     generator = torch.Generator().manual_seed(seed)
@@ -202,12 +202,24 @@ def _compare(parallel: Parallel, reference: nn.Module, seed: int) -> tuple[float
     rows = slice(parallel.dp_rank * count, (parallel.dp_rank + 1) * count)
     loss = parallel.step_slice(inputs[rows], labels[rows])
     loss_error = float((loss.double() - expected.double()).abs() / expected.double().abs())
-    gradient_error, worst = _gradient_error(parallel, reference)
+    worst = _worst_gradient(parallel, reference)
+    tolerance = TOLERANCE[parallel.decision.workload.precision]
+    detail = f"{worst.name} off by {worst.error:.1e}"
+    cause = ""
+    if not worst.error <= tolerance:
+        cause = in_words(parallel, reference, inputs, labels, worst.name, worst.gradient, worst.idle)
     for parameter in parallel.parameters():
         parameter.grad = None
-    errors = torch.tensor([loss_error, gradient_error], dtype=torch.float64, device=parallel.device)
+    errors = torch.tensor([loss_error, worst.error], dtype=torch.float64, device=parallel.device)
     dist.all_reduce(errors, dist.ReduceOp.MAX)
-    return float(errors[0]), float(errors[1]), worst
+    return Errors(
+        loss=float(errors[0]),
+        gradient=float(errors[1]),
+        tolerance=tolerance,
+        loss_detail=f"off by {loss_error:.1e}, {float(loss):.6g} where one process has {float(expected):.6g}",
+        gradient_detail=detail,
+        cause=cause,
+    )
 
 
 def one_process(reference: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
@@ -220,9 +232,23 @@ def one_process(reference: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
     return loss.detach()
 
 
-def _gradient_error(parallel: Parallel, reference: nn.Module) -> tuple[float, str]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worst:
+    """The gradient of this rank that is furthest from one process's."""
+
+    name: str
+    error: float
+    """max|g - g_ref| / max|g_ref|; infinite where there is none."""
+    gradient: Tensor | None
+    """Undivided; None where there is none."""
+    idle: tuple[str, ...]
+    """Parameters whose gradient is missing or all zero where one process has another."""
+
+
+def _worst_gradient(parallel: Parallel, reference: nn.Module) -> Worst:
     expected = {name: p.grad for name, p in reference.named_parameters(remove_duplicate=False)}
-    largest, worst = 0.0, ""
+    worst = Worst(name="", error=0.0, gradient=None, idle=())
+    idle = []
     # It warns of two all-gathers in a row for each tensor that FSDP and tp both shard; here nobody waits for them.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     for name, parameter in parallel.named_parameters():
@@ -230,10 +256,12 @@ def _gradient_error(parallel: Parallel, reference: nn.Module) -> tuple[float, st
             continue
         wanted = expected[name]
         assert wanted is not None, name
-        if parameter.grad is None:
-            return float("inf"), f"{name} (no gradient)"
-        whole = parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad
-        error = float((whole.float() - wanted.float()).abs().max() / wanted.float().abs().max().clamp(min=1e-30))
-        if not error <= largest:  # NaN is the largest
-            largest, worst = error, name
-    return largest, worst
+        whole, error = None, float("inf")
+        if parameter.grad is not None:
+            whole = parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad
+            error = float((whole.float() - wanted.float()).abs().max() / wanted.float().abs().max().clamp(min=1e-30))
+        if whole is None or (not whole.any() and bool(wanted.any())):
+            idle.append(name)
+        if not error <= worst.error:  # NaN is the largest
+            worst = Worst(name=name, error=error, gradient=whole, idle=())
+    return replace(worst, idle=tuple(idle))

@@ -48,7 +48,9 @@ def test_steps_with_clipping_follow_one_process(found: dict[str, dict], number: 
 def test_the_training_loop(found: dict[str, dict]) -> None:
     plain, piped = found["training"]
     for result, phases in ((plain, {"forward", "backward"}), (piped, {"pipeline"})):
-        assert result["check"].startswith("self-check passed (ranks, blocks, recompute, sharding, loss, gradients")
+        assert result["check"].startswith(
+            "self-check passed (ranks, transport, parameters, blocks, recompute, sharding, loss, gradients"
+        )
         assert result["not_compared"] == ""
         for seconds, phases_s in zip(result["seconds"], result["phases_s"], strict=True):
             assert set(phases_s) == phases | {"reduce", "clip", "optimizer"}
