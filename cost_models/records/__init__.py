@@ -37,6 +37,7 @@ from cost_models.records.plan import (
     Verdict,
     load_plan,
 )
+from cost_models.records.probe import PairLink, Probe, Silence
 from cost_models.records.runtime import ContextExchange, Runtime, Severity, StateBytes
 from cost_models.records.workload import Optimizer, Precision, Workload
 
@@ -76,6 +77,7 @@ __all__ = [
     "NodeKind",
     "Norm",
     "Optimizer",
+    "PairLink",
     "Parts",
     "Plan",
     "PlanRequest",
@@ -83,12 +85,14 @@ __all__ = [
     "Positions",
     "Precision",
     "Prediction",
+    "Probe",
     "Provenance",
     "Ranks",
     "RecordError",
     "Runtime",
     "Schedule",
     "Severity",
+    "Silence",
     "Stage",
     "StagePrediction",
     "StateBytes",

@@ -11,12 +11,13 @@ from cost_models.records.layout import Layout
 from cost_models.records.measurement import Measurement, Measurements
 from cost_models.records.model import Model
 from cost_models.records.plan import Plan
+from cost_models.records.probe import Probe
 from cost_models.records.runtime import Runtime
 from cost_models.records.workload import Workload
 
 RECORDS: dict[str, type] = {
     cls.__name__.lower(): cls
-    for cls in (Calibration, Cluster, Layout, Measurement, Measurements, Model, Plan, Runtime, Workload)
+    for cls in (Calibration, Cluster, Layout, Measurement, Measurements, Model, Plan, Probe, Runtime, Workload)
 }
 """Name of the schema's file, without its ending -> record."""
 

@@ -103,13 +103,24 @@ VERBS: dict[str, tuple[str, list[_Argument]]] = {
         ],
     ),
     "probe": (
-        "show a cluster, or measure the links between ranks on this machine",
+        "show a cluster, or measure the links between ranks here (under torchrun: of many machines)",
         [
             (
                 "cluster",
                 {"metavar": "C", "nargs": "?", "help": "a preset x GPUs or a cluster file; absent = measure here"},
             ),
             _RANKS,
+            (
+                "--backend",
+                {
+                    "choices": ("gloo", "nccl"),
+                    "help": "between CPU processes or GPUs; default: nccl where there are GPUs",
+                },
+            ),
+            (
+                "--timeout",
+                {"metavar": "S", "type": float, "help": "seconds after which a pair is given up (default 10)"},
+            ),
             _OUT,
         ],
     ),

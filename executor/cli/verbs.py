@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -252,24 +253,39 @@ def profile(arguments: argparse.Namespace) -> Outcome:
 
 
 def probe(arguments: argparse.Namespace) -> Outcome:
-    """A cluster; without one the links between ranks on this machine."""
+    """A cluster; without one the links between ranks, measured."""
     from planner.report.probe_text import probe_text
-    from planner.report.profile_text import measurements_text
 
     if arguments.cluster is None:
-        from planner.profiling.session import probe_links
-
-        taken = probe_links(ranks=2 if arguments.ranks is None else arguments.ranks, progress=progress)
-        if arguments.out is not None:
-            save(taken, arguments.out)
-        return Outcome(document=to_json(taken), text=lambda: measurements_text(taken))
+        return _probe_live(arguments)
     from planner.readers.clusters import read_cluster
 
-    _without(arguments, ("ranks",), "is for links measured here; leave the cluster out")
+    _without(arguments, ("ranks", "backend", "timeout"), "is for links measured here; leave the cluster out")
     cluster = read_cluster(arguments.cluster)
     if arguments.out is not None:
         save(cluster, arguments.out)
     return Outcome(document=to_json(cluster), text=lambda: probe_text(cluster))
+
+
+def _probe_live(arguments: argparse.Namespace) -> Outcome:
+    """Every pair of ranks, their domains and collectives; under torchrun rank 0 alone has something to say."""
+    from planner.profiling.probe import TIMEOUT_S, ProbeRequest, backend_here, probe_live
+    from planner.report.live_probe_text import live_probe_text
+
+    joined = os.environ.get("WORLD_SIZE") if "RANK" in os.environ else None
+    ranks = 2 if arguments.ranks is None else arguments.ranks
+    request = ProbeRequest(
+        ranks=ranks if joined is None else int(joined),
+        backend=arguments.backend or backend_here(),
+        timeout_s=TIMEOUT_S if arguments.timeout is None else arguments.timeout,
+    )
+    found = probe_live(request, progress=progress)
+    if found is None:
+        return Outcome(document={"rank": int(os.environ["RANK"])}, text=lambda: "")
+    if arguments.out is not None:
+        save(found, arguments.out)
+        progress(f"wrote {arguments.out}")
+    return Outcome(document=to_json(found), text=lambda: live_probe_text(found), exit_code=1 if found.silent else 0)
 
 
 def compare(arguments: argparse.Namespace) -> Outcome:
@@ -393,6 +409,13 @@ def _without(arguments: argparse.Namespace, names: tuple[str, ...], why: str) ->
 
 
 def _calibration(arguments: argparse.Namespace) -> Calibration:
+    """The one that was named, or the shipped one; with what a probe measured, where the cluster or the calibration is a probe."""
     from cost_models.calibrations import shipped
+    from planner.readers.probes import calibration_with, is_probe
 
-    return load(Calibration, arguments.calibration) if arguments.calibration else shipped()
+    base = shipped()
+    if arguments.calibration:
+        named = arguments.calibration
+        base = calibration_with(named) if is_probe(named) else load(Calibration, named)
+    cluster = getattr(arguments, "cluster", None)
+    return calibration_with(cluster, base) if cluster and is_probe(cluster) else base

@@ -1,8 +1,9 @@
-"""One process of a measuring session: started by planner.profiling.session."""
+"""One process of a measuring session or of a probe: started by planner.profiling.session and planner.profiling.probe."""
 
 import sys
+from pathlib import Path
 
-from planner.profiling.session import main
+from planner.profiling import probe, session
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    (probe if (Path(sys.argv[1]) / probe.REQUEST_FILE).is_file() else session).main(sys.argv[1])

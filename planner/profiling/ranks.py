@@ -38,11 +38,13 @@ def run_ranks(
     timeout_s: float,
     progress: Callable[[str], object] | None = None,
     environment: Mapping[str, str] | None = None,
+    leader_decides: bool = False,
 ) -> None:
     """Run `python -m module arguments` as `ranks` processes of one group and wait for all of them.
 
     Each finds RANK, WORLD_SIZE, LOCAL_RANK, MESHWRIGHT_RENDEZVOUS (a file) and OMP_NUM_THREADS in its environment. Raises
-    RankError, after the end of all processes, where one fails or `timeout_s` passes; it names the ranks.
+    RankError, after the end of all processes, where one fails or `timeout_s` passes; it names the ranks. With `leader_decides`
+    only rank 0 is waited for, and whoever still runs then is ended: it may be one that never answered.
     """
     with tempfile.TemporaryDirectory(prefix="meshwright-") as folder:
         logs = [Path(folder) / f"rank{rank}.log" for rank in range(ranks)]
@@ -61,7 +63,7 @@ def run_ranks(
                 with logs[rank].open("wb") as log:
                     command = [sys.executable, "-m", module, *arguments]
                     processes.append(subprocess.Popen(command, stdout=log, stderr=log, env=surroundings))
-            _wait(processes, logs, timeout_s, progress)
+            _wait(processes[:1] if leader_decides else processes, logs, timeout_s, progress)
         finally:
             _end(processes)
 

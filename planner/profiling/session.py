@@ -113,21 +113,6 @@ def profile_model(
     return measure(Request(operations=keys, ranks=ranks, layer=layer, device=device), progress=progress)
 
 
-def probe_links(
-    *,
-    ranks: int = 2,
-    device: str = "cpu",
-    link_class: str = "loopback",
-    progress: Callable[[str], object] | None = None,
-) -> Measurements:
-    """Time the collectives between `ranks` processes of this machine, in groups of 2, 4, 8 ... and of all."""
-    if ranks < 2:
-        raise RecordError(f"ranks={ranks}: links are between at least 2 ranks; give --ranks 2 or more")
-    sizes = {2**power for power in range(1, ranks.bit_length()) if 2**power <= ranks} | {ranks}
-    request = Request(group_sizes=tuple(sorted(sizes)), ranks=ranks, device=device, link_class=link_class)
-    return measure(request, progress=progress)
-
-
 def take_part(request: Request) -> tuple[Measurement, ...]:
     """This rank's share of a session; rank 0 returns the samples of all."""
     backend = "nccl" if request.device == "cuda" else "gloo"

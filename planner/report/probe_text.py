@@ -34,7 +34,7 @@ def _node(pool: Pool, word: str) -> str:
     return (
         f"{pool.num_nodes:,} x {kind.name}: {counted(kind.gpus_per_node, word)} {kind.device.name}, fast domain of "
         f"{kind.domain_size}{shared} ({kind.intra.name}), {counted(kind.num_nics, 'interface')} {kind.nic.name} = "
-        f"{gigabits(kind.node_bandwidth_bytes_per_s):,.0f} Gbit/s a node{host}"
+        f"{_gbit(kind.node_bandwidth_bytes_per_s)} a node{host}"
     )
 
 
@@ -58,6 +58,11 @@ def _device_lines(cluster: Cluster) -> list[str]:
     return [*columns(table, right=(2, 3, 5, 6, 7)), note]
 
 
+def _gbit(bytes_per_s: float) -> str:
+    rate = gigabits(bytes_per_s)
+    return f"{rate:,.0f} Gbit/s" if rate >= 10 else f"{rate:.3g} Gbit/s"
+
+
 def _link_lines(cluster: Cluster) -> list[str]:
     """Classes of links: nominal bandwidth, and what the table knows of them."""
     table = [["link", "where", "nominal", "", "reached", "latency"]]
@@ -72,7 +77,7 @@ def _link_lines(cluster: Cluster) -> list[str]:
 def _link_facts(link: Link) -> list[str]:
     """Gbit/s, the share that large collectives reach, latency of a step; dashes for a class that nobody has read."""
     known = rows("links").get(link.name)
-    gbit = f"{gigabits(link.bandwidth_bytes_per_s):,.0f} Gbit/s"
+    gbit = _gbit(link.bandwidth_bytes_per_s)
     if known is None:
         return [gbit, "-", "-"]
     reached, latency = ("~" if key in _guessed("links", link.name) else "" for key in ("efficiency", "latency_s"))

@@ -12,7 +12,7 @@ from planner.profiling.blocks import Shapes, keys_of, operation, time_operations
 from planner.profiling.links import COLLECTIVES
 from planner.profiling.local import measured_cluster
 from planner.profiling.ranks import RankError, run_ranks
-from planner.profiling.session import Request, measure, probe_links
+from planner.profiling.session import Request, measure
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -43,8 +43,6 @@ def test_a_session_of_two_ranks_measures_what_it_was_asked() -> None:
 
 
 def test_links_between_one_rank_are_refused() -> None:
-    with pytest.raises(RecordError, match="at least 2 ranks"):
-        probe_links(ranks=1)
     with pytest.raises(RecordError, match=r"group_sizes=\[4\] of 2 ranks"):
         Request(group_sizes=(4,), ranks=2)
 
