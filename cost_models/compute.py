@@ -149,8 +149,21 @@ def element_bytes(precision: Precision) -> float:
     return 4.0 if precision is Precision.FP32 else 2.0
 
 
+WIDENED = {"bf16": ("fp32", ("volta", "turing"))}
+"""Format -> (what its products are widened to, families without it that do so): PyTorch runs bf16 there by emulation
+(`torch.cuda.is_bf16_supported(including_emulation=True)`), off the tensor cores, so at the rate of fp32 at best."""
+
+
+def multiplied_as(device: Device, precision: str) -> str:
+    """The format in which the device multiplies a workload's numbers: the precision, but where it is widened."""
+    wide, families = WIDENED.get(precision, (precision, ()))
+    has_none = precision not in {*device.matmul_flops_per_s, *device.peak_flops_per_s}
+    return wide if has_none and device.family in families else precision
+
+
 def roof_flops_per_s(device: Device, precision: str) -> float:
     """Best measured matrix-product rate of the device, else its data-sheet peak. RecordError lists known formats."""
+    precision = multiplied_as(device, precision)
     for table in (device.matmul_flops_per_s, device.peak_flops_per_s):
         if precision in table:
             return table[precision]

@@ -48,7 +48,7 @@ from cost_models.law_terms import (
 from cost_models.records import SPLIT_BACKWARD, Precision, Schedule, Severity
 
 _NARROW = [precision.value for precision in Precision if precision.is_narrow]
-"""Formats that no device without them stands in for; 16 bits are widened where they must."""
+"""Formats that no device without them stands in for; 16 bits are widened where they must (`compute.WIDENED`)."""
 
 LAWS: tuple[Law, ...] = (
     Law(

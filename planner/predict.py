@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cost_models.compute import FloatArray
+from cost_models.compute import FloatArray, multiplied_as
 from cost_models.intervals import pairwise_error, step_interval_s
 from cost_models.memory import memory_lower, memory_upper, moved_states, usable_bytes
 from cost_models.offload import offload_s
@@ -158,9 +158,9 @@ def verdict_of(expected_bytes: float, upper_bytes: float, usable: float) -> Verd
 
 
 def peak_flops(problem: Problem) -> float:
-    """Dense data-sheet peak of the device in the workload's precision, FLOP/s."""
+    """Dense data-sheet peak of the device in the workload's precision, or in what its products are widened to, FLOP/s."""
     device = problem.cluster.pools[0].kind.device
-    precision = problem.workload.precision.value
+    precision = multiplied_as(device, problem.workload.precision.value)
     found = device.peak_flops_per_s.get(precision)
     if found is None:
         known = ", ".join(sorted(device.peak_flops_per_s))

@@ -12,7 +12,7 @@ from cost_models.records import Calibration, Decision
 from cost_models.units import GIB
 from planner.decisions import refuse_illegal
 from planner.predict import basis_of, simulated, verdict_of
-from planner.readers.runs import Run, decision_of_run, digest_of, read_rows, read_run
+from planner.readers.runs import Run, decision_of_run, digest_of, read_rows, read_run, warnings_of
 
 PROGRESS_EVERY = 100
 """Rows between two lines of progress; shorter tables are silent."""
@@ -32,8 +32,13 @@ Progress = Callable[[str], object]
 def predict_runs(
     path: str | Path, calibration: Calibration, progress: Progress = lambda text: None
 ) -> dict[str, list[dict[str, Any]]]:
-    """{"rows": [one answer a row, in the file's order]}. InputError where the file is no table of runs."""
+    """{"rows": [one answer a row, in the file's order]}. InputError where the file is no table of runs.
+
+    `progress` hears how far it is, and first a line, `warning: ...`, for each thing that the table says and nothing follows.
+    """
     rows = read_rows(path)
+    for warning in warnings_of(path, rows):
+        progress(f"warning: {warning}")
     answers = []
     for number, row in enumerate(rows):
         if number and number % PROGRESS_EVERY == 0:

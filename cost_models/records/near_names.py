@@ -74,11 +74,14 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
 """Our name -> what Megatron, DeepSpeed, FSDP, TorchTitan, Hugging Face and people write for it."""
 
 
-def near_names(name: str, known: Iterable[str], *, most: int = 2) -> list[str]:
-    """The known names that `name` may mean, the likeliest first: a synonym's alone, else those spelled almost alike."""
+def near_names(name: str, known: Iterable[str], *, most: int = 2, least_alike: float = 0.6) -> list[str]:
+    """The known names that `name` may mean, the likeliest first: a synonym's alone, else those spelled almost alike.
+
+    least_alike: 1 = the same letters (difflib's ratio).
+    """
     wanted, by_plain = _plain(name), {_plain(one): one for one in known}
     meant = [one for plain, one in by_plain.items() if wanted == plain or wanted in map(_plain, SYNONYMS.get(one, ()))]
-    return meant or [by_plain[plain] for plain in difflib.get_close_matches(wanted, by_plain, n=most, cutoff=0.6)]
+    return meant or [by_plain[plain] for plain in difflib.get_close_matches(wanted, by_plain, n=most, cutoff=least_alike)]
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

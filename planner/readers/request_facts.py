@@ -24,7 +24,7 @@ from planner.readers.cluster_facts import cluster_and_defaults, device_from_fact
 from planner.readers.clusters import cluster_of_document, read_cluster
 from planner.readers.models import model_of, read_model
 from planner.readers.request_keys import meant
-from planner.readers.requests import Request, bytes_of, default_precision
+from planner.readers.requests import Request, bytes_of, default_precision, widened
 from planner.readers.runtimes import is_known, read_runtime
 
 _GIB = 2**30
@@ -71,9 +71,10 @@ def facts_of(request: Request) -> Stated:
 
 def _precision(request: Request, runtime: Runtime, notes: list[str]) -> str:
     """As stated, else bf16, or what a device without bf16 can do."""
-    if "precision" in request.workload:
-        return str(request.workload["precision"])
     devices = _devices(request)
+    if "precision" in request.workload:
+        notes += [f"{key}: {told}" for key, told in widened(str(request.workload["precision"]), devices).items()]
+        return str(request.workload["precision"])
     precision = default_precision(devices, runtime) if devices else Precision.BF16
     without = next((device for device in devices if Precision.BF16 not in device.peak_flops_per_s), None)
     if without is not None and precision is not Precision.BF16:

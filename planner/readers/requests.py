@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from cost_models.compute import multiplied_as
 from cost_models.records import (
     Cluster,
     Device,
@@ -370,6 +371,13 @@ def default_precision(devices: Sequence[Device], runtime: Runtime) -> Precision:
     return Precision.BF16
 
 
+def widened(precision: str, devices: Sequence[Device]) -> dict[str, str]:
+    """What a precision becomes on devices that widen it, in words; empty where none does."""
+    wide = {one.name: multiplied_as(one, precision) for one in devices if multiplied_as(one, precision) != precision}
+    told = ", ".join(f"{name} has no {precision} and multiplies in {other}" for name, other in wide.items())
+    return {"workload.precision": f"{precision} ({told}: fp16 is several times as fast)"} if wide else {}
+
+
 def _workload(request: Request, cluster: Cluster, runtime: Runtime, defaults: dict[str, str]) -> Workload:
     said = {key: value for key, value in request.workload.items() if key != "bytes"}
     for key, meaning in (("seq", "tokens of a sequence; --seq"), ("gbs", "sequences of a step; --batch")):
@@ -381,6 +389,8 @@ def _workload(request: Request, cluster: Cluster, runtime: Runtime, defaults: di
         without = next((device for device in devices if Precision.BF16 not in device.peak_flops_per_s), None)
         why = "" if without is None else f" ({without.name} has no bf16)"
         defaults["workload.precision"] = f"{said['precision']}{why}"
+    else:
+        defaults |= widened(str(said["precision"]), [pool.kind.device for pool in cluster.pools])
     if "optimizer" not in said:
         defaults["workload.optimizer"] = Optimizer.ADAMW.value
     try:

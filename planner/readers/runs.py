@@ -36,6 +36,7 @@ from cost_models.records import (
     Workload,
     normalised,
 )
+from cost_models.records.near_names import near_names
 from planner.errors import InputError
 from planner.readers.cluster_facts import cluster_from_facts
 from planner.readers.plausible import refuse_implausible_workload
@@ -55,6 +56,22 @@ INPUTS = (
 """Columns that a prediction may depend on."""
 NEEDED = ("framework", "gpu", "n_gpus", "hidden", "layers", "heads", "ffn_hidden", "vocab", "seq", "gbs")
 """Columns without which no row can be predicted."""
+
+COLUMN_OF_KEY: Mapping[str, str] = {
+    **{name: name for name in INPUTS},
+    **{
+        "num_layers": "layers",
+        "ffn": "ffn_hidden",
+        "gated_mlp": "glu",
+        "tie_embeddings": "tied_emb",
+        "num_experts": "experts",
+    },
+    **{"top_k": "topk", "zero": "zero_stage", "microbatches": "ga", "world": "n_gpus", "runtime": "framework"},
+    "inter": "interconnect",
+}
+"""Our name of a thing, as requests say it or as a table does -> its column."""
+ALIKE = 0.85
+"""Names of columns that are as much alike mean one thing (difflib's ratio): tables hold many columns that no prediction reads."""
 
 FRAMEWORKS: Mapping[str, str] = {
     "Composer FSDP1": "llm-foundry",
@@ -141,13 +158,26 @@ def read_rows(path: str | Path) -> list[dict[str, str]]:
 def _refuse_header(path: Path, header: Sequence[str]) -> None:
     missing = [name for name in NEEDED if name not in header]
     if missing:
+        meant = {name: meaning for meaning, name in mistyped(header).items()}
+        told = [name + (f" (is it {meant[name]!r}?)" if name in meant else "") for name in missing]
         raise InputError(
-            f"{path}: no column {', '.join(missing)}; a table of runs has at least {', '.join(NEEDED)}, "
+            f"{path}: no column {', '.join(told)}; a table of runs has at least {', '.join(NEEDED)}, "
             f"and may have {', '.join(name for name in INPUTS if name not in NEEDED)}"
         )
     twice = sorted({name for name in header if name and header.count(name) > 1})
     if twice:
         raise InputError(f"{path}: two columns are called {twice[0]}")
+
+
+def mistyped(header: Sequence[str]) -> dict[str, str]:
+    """Column that is not read -> the input that it seems to mean, which the table does not have."""
+    absent = {key: column for key, column in COLUMN_OF_KEY.items() if column not in header}
+    found = {}
+    for name in header:
+        near = near_names(name, absent, most=1, least_alike=ALIKE) if name not in (*INPUTS, "id") else []
+        if near:
+            found[name] = absent[near[0]]
+    return found
 
 
 def _rows(path: Path, header: Sequence[str], lines: Iterator[list[str]]) -> Iterator[dict[str, str]]:
@@ -160,6 +190,51 @@ def _rows(path: Path, header: Sequence[str], lines: Iterator[list[str]]) -> Iter
             )
         found = dict(zip(header, fields, strict=True))
         yield {"id": found.get("id", "") or str(number)} | {name: found.get(name, "").strip() for name in INPUTS}
+
+
+def warnings_of(path: str | Path, rows: Sequence[Mapping[str, str]]) -> list[str]:
+    """What a table of runs says and no prediction follows, one line each: columns with almost the name of an input, and rows whose
+    dp or ga contradicts what decides them."""
+    with Path(path).open(newline="", encoding="utf-8-sig") as stream:
+        header = next(csv.reader(stream))
+    found = [
+        f"column {name!r} is not read; {column!r} is, which the table does not have: rename it if it means that"
+        for name, column in mistyped(header).items()
+    ]
+    said: dict[str, list[tuple[str, str]]] = {"dp": [], "ga": []}
+    for row in rows:
+        for name, told in contradictions(row).items():
+            said[name].append((row["id"], told))
+    rules = {
+        "dp": "dp is not read, it is n_gpus / (tp·pp·cp)",
+        "ga": "ga is read only where mbs is empty, else it is gbs / (dp·mbs)",
+    }
+    for name, rule in rules.items():
+        if said[name]:
+            named = "; ".join(f"{one}: {told}" for one, told in said[name][:MOST_NAMED])
+            more = "; ..." if len(said[name]) > MOST_NAMED else ""
+            found.append(f"{rule}; {len(said[name])} of {len(rows)} rows say otherwise ({named}{more})")
+    return found
+
+
+def contradictions(row: Mapping[str, str]) -> dict[str, str]:
+    """dp and ga, where a row's own contradict what its other columns make them; nothing where those cannot be read."""
+    try:
+        tp, pp, cp = (_whole(row, name, 1) for name in ("tp", "pp", "cp"))
+        dp, rest = divmod(_whole(row, "n_gpus"), tp * pp * cp)
+        gbs, said_dp, mbs, ga = (_whole(row, name, 0, least=0) for name in ("gbs", "dp", "mbs", "ga"))
+    except InputError:
+        return {}
+    found = {}
+    if said_dp and not rest and said_dp != dp:
+        found["dp"] = f"dp={said_dp}, but n_gpus={row['n_gpus']} over tp{tp} pp{pp} cp{cp} makes {dp}"
+    if ga and mbs and not rest and dp and ga * mbs * dp != gbs:
+        found["ga"] = f"ga={ga}, but gbs={gbs} over dp{dp} mbs{mbs} makes {gbs / (dp * mbs):g}"
+    return found
+
+
+MOST_NAMED = 3
+"""Rows that a warning names."""
 
 
 def digest_of(row: Mapping[str, str]) -> str:

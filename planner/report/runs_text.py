@@ -47,8 +47,8 @@ def columns_of_runs() -> list[str]:
         "recompute_detail": "`5 layers` of each virtual stage (full-block), `modules=mlp+layernorm` (selective)",
         "flash_attn": "yes, no, flash, unfused, auto",
         "memory_kind": "allocated, reserved, nvidia-smi; `... LAST rank` asks for that of the last rank, not of the fullest",
-        "dp": "not read: it is n_gpus / (tp·pp·cp)",
-        "ga": "micro-batches of a step, where mbs is empty; else it is gbs / (dp·mbs)",
+        "dp": "not read: it is n_gpus / (tp·pp·cp); another one is warned of",
+        "ga": "micro-batches of a step, where mbs is empty; else it is gbs / (dp·mbs), and another one is warned of",
         "mbs": "sequences of a micro-batch; empty = gbs / (dp·ga)",
         "etp": "empty = as the framework takes it (Megatron: tp)",
     }

@@ -11,11 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cost_models.laws import LAW
-from cost_models.records import StateBytes
+from cost_models.records import RecordError, StateBytes, normalised
+from planner.advice import problem_of
 from planner.check import _least_full, check, model_states
+from planner.decisions import decision_of_layout
 from planner.errors import InputError
+from planner.predict import simulated
 from planner.readers.request_facts import facts_of
-from planner.readers.requests import read_request
+from planner.readers.requests import complete, read_request
 
 GIB = 2**30
 
@@ -292,3 +295,28 @@ def test_a_precision_that_the_device_has_not():
     }
     for gpu, precision in (("A100-80G", "bf16"), ("H100-80G", "fp8"), ("B200-180G", "nvfp4"), ("V100-32G", "bf16")):
         assert "PRECISION_UNSUPPORTED" not in codes(request("dp8", gpu=gpu, precision=precision)), (gpu, precision)
+
+
+def test_check_and_predict_take_bf16_where_the_device_widens_it_and_say_so():
+    """A V100 has no bf16: torch emulates it at fp32's rate, so it runs, several times slower than in fp16."""
+    asked = {
+        precision: request("dp8", gpu="V100-32G", seq=2048, gbs=64, precision=precision)
+        for precision in ("bf16", "fp16", "fp32")
+    }
+    assert "PRECISION_UNSUPPORTED" not in codes(asked["bf16"])
+    assert any("v100-32 has no bf16 and multiplies in fp32" in one for one in check(asked["bf16"])["unchecked"])
+    completed = {key: complete(read_request(one), needs_layout=True) for key, one in asked.items()}
+    assert "multiplies in fp32" in dict(completed["bf16"].defaults)["workload.precision"]
+    seconds = {}
+    for precision, one in completed.items():
+        problem = problem_of(one)
+        seconds[precision] = simulated(problem, decision_of_layout(problem, normalised(dp=8))).simulation.step_s
+    assert 3 * seconds["fp16"] < seconds["bf16"] <= seconds["fp32"]
+
+
+def test_fp8_is_not_widened():
+    problem = problem_of(complete(read_request(request("dp8", seq=2048, gbs=64, precision="fp8")), needs_layout=True))
+    with pytest.raises(
+        RecordError, match="precision 'fp8' is not known for device 'a100-40'; known there: bf16, fp16, fp32"
+    ):
+        simulated(problem, decision_of_layout(problem, normalised(dp=8)))

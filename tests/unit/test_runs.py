@@ -13,7 +13,16 @@ from executor.cli import main
 from planner.errors import InputError
 from planner.predict import predict
 from planner.predict_runs import ANSWERS, answer_of_row, predict_runs
-from planner.readers.runs import INPUTS, NEEDED, decision_of_run, digest_of, read_rows, read_run, stage_edges
+from planner.readers.runs import (
+    INPUTS,
+    NEEDED,
+    decision_of_run,
+    digest_of,
+    read_rows,
+    read_run,
+    stage_edges,
+    warnings_of,
+)
 
 ROW = {
     "id": "a1",
@@ -259,3 +268,52 @@ def test_a_law_that_an_option_lifts_refuses_no_row():
     answer = answer_of_row(row, shipped())
     assert answer["error"] is None
     assert answer["step_s"] > 0
+
+
+def warned(path: Path) -> list[str]:
+    lines: list[str] = []
+    predict_runs(path, shipped(), lines.append)
+    return [line for line in lines if line.startswith("warning: ")]
+
+
+def test_a_column_with_almost_the_name_of_an_input_is_warned_of(tmp_path, capsys):
+    typed = {
+        "tensor_parallel_size": "4",
+        "recompte": "none",
+        "Zero": "1",
+        "vpp": "5",
+        "memory_gib": "3",
+        "measured_step_s": "2",
+    }
+    rows = {name: value for name, value in ROW.items() if name not in ("tp", "recompute", "zero_stage")} | typed
+    path = table(tmp_path / "runs.csv", rows)
+    assert [line.split("'")[1:4:2] for line in warned(path)] == [
+        ["tensor_parallel_size", "tp"],
+        ["recompte", "recompute"],
+        ["Zero", "zero_stage"],
+    ]
+    assert main(["predict", "--runs", str(path), "--json"]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["rows"][0]["id"] == "a1"
+    assert told.err.count("warning: ") == 3
+
+
+def test_a_needed_column_with_another_name_is_named(tmp_path):
+    row = {"num_layers" if name == "layers" else name: value for name, value in ROW.items()}
+    with pytest.raises(InputError, match=r"no column layers \(is it 'num_layers'\?\)"):
+        read_rows(table(tmp_path / "runs.csv", row))
+
+
+def test_columns_that_contradict_what_decides_are_warned_of_once_each(tmp_path):
+    """64 GPUs over tp4 pp4 cp2 are dp 2; 128 sequences over dp2 mbs1 are 64 micro-batches."""
+    wrong = [ROW | {"id": f"w{place}", "dp": "8", "ga": "16"} for place in range(5)]
+    found = warned(table(tmp_path / "runs.csv", *wrong, ROW | {"id": "right", "dp": "2", "ga": "64"}))
+    assert len(found) == 2
+    assert "5 of 6 rows say otherwise (w0: dp=8, but n_gpus=64 over tp4 pp4 cp2 makes 2; w1: dp=8" in found[0]
+    assert "5 of 6 rows say otherwise (w0: ga=16, but gbs=128 over dp2 mbs1 makes 64; w1: ga=16" in found[1]
+    assert not warned(table(tmp_path / "right.csv", ROW | {"dp": "2", "ga": "64"}, OLD))
+
+
+def test_published_tables_are_warned_of_where_they_are_wrong_alone(shared):
+    path = shared / "published" / "throughput.csv"
+    assert [line.split("(")[-1][:5] for line in warnings_of(path, read_rows(path))] == ["r0258"] * 2
