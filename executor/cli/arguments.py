@@ -25,7 +25,8 @@ _CLUSTER: _Argument = (
     "--cluster",
     {
         "metavar": "C",
-        "help": "preset x GPUs (h100x64, a100-80x1024), several joined by + (h100x64+a100-80x128), a cluster file, or a probe",
+        "help": "preset x GPUs (h100x64, a100-80x1024), several joined by + (h100x64+a100-80x128), a cluster file, a probe, or "
+        "files that people paste (topo.txt,topology.conf,gpu=h100)",
     },
 )
 _BATCH: _Argument = ("--batch", {"metavar": "SEQUENCES", "type": int, "help": "sequences in a step, over all ranks"})
@@ -103,11 +104,21 @@ VERBS: dict[str, tuple[str, list[_Argument]]] = {
         ],
     ),
     "probe": (
-        "show a cluster, or measure the links between ranks here (under torchrun: of many machines)",
+        "show a cluster, by name or from what people paste, or measure the links between ranks here (under torchrun: of many "
+        "machines)",
         [
             (
                 "cluster",
-                {"metavar": "C", "nargs": "?", "help": "a preset x GPUs or a cluster file; absent = measure here"},
+                {
+                    "metavar": "C|FILE|KEY=VALUE",
+                    "nargs": "*",
+                    "help": "a preset x GPUs, a cluster file, or outputs of nvidia-smi, rocm-smi, NCCL, Slurm, Kubernetes ... with "
+                    "facts beside them (nodes=16 inter=8x400Gbps); absent = measure here; `meshwright help clusters`",
+                },
+            ),
+            (
+                "--gpu",
+                {"metavar": "NAME", "help": "what the GPUs of pasted files are, where no file names them (gpu=NAME)"},
             ),
             _RANKS,
             (

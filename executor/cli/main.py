@@ -52,7 +52,8 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
             raise RecordError('--out "": a folder is needed, "." for the present one')
         return
     read = [
-        getattr(arguments, name, None) or () for name in ("plan", "request", "measurements", "against", "calibration")
+        getattr(arguments, name, None) or ()
+        for name in ("plan", "request", "measurements", "against", "calibration", "cluster")
     ]
     names = {os.path.realpath(name) for one in read for name in ([one] if isinstance(one, str) else one)}
     for flag, shown in (("out", "-o"), ("fit", "--fit")):

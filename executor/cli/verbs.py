@@ -253,18 +253,14 @@ def profile(arguments: argparse.Namespace) -> Outcome:
 
 
 def probe(arguments: argparse.Namespace) -> Outcome:
-    """A cluster; without one the links between ranks, measured."""
-    from planner.report.probe_text import probe_text
-
-    if arguments.cluster is None:
+    """A cluster, by name or from pasted files; without one the links between ranks, measured."""
+    if not arguments.cluster:
+        _without(arguments, ("gpu",), "goes with pasted files; name them")
         return _probe_live(arguments)
-    from planner.readers.clusters import read_cluster
+    from executor.cli.probing import probe_seen
 
     _without(arguments, ("ranks", "backend", "timeout"), "is for links measured here; leave the cluster out")
-    cluster = read_cluster(arguments.cluster)
-    if arguments.out is not None:
-        save(cluster, arguments.out)
-    return Outcome(document=to_json(cluster), text=lambda: probe_text(cluster))
+    return probe_seen(arguments, progress)
 
 
 def _probe_live(arguments: argparse.Namespace) -> Outcome:
@@ -411,11 +407,19 @@ def _without(arguments: argparse.Namespace, names: tuple[str, ...], why: str) ->
 def _calibration(arguments: argparse.Namespace) -> Calibration:
     """The one that was named, or the shipped one; with what a probe measured, where the cluster or the calibration is a probe."""
     from cost_models.calibrations import shipped
-    from planner.readers.probes import calibration_with, is_probe
+    from planner.readers.probes import calibration_with, can_be_read_again, is_probe
 
     base = shipped()
     if arguments.calibration:
         named = arguments.calibration
         base = calibration_with(named) if is_probe(named) else load(Calibration, named)
-    cluster = getattr(arguments, "cluster", None)
-    return calibration_with(cluster, base) if cluster and is_probe(cluster) else base
+    cluster = getattr(arguments, "cluster", None) or _cluster_of_request(getattr(arguments, "request", None))
+    return calibration_with(cluster, base) if cluster and can_be_read_again(cluster) else base
+
+
+def _cluster_of_request(path: str | None) -> str | None:
+    """The name or the files that a request file gives its cluster by."""
+    if path is None or not Path(path).is_file():
+        return None
+    said = (_read_file(path) or {}).get("cluster")
+    return said if isinstance(said, str) else None

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from cost_models.data import rows
-from cost_models.records import Cluster, NodeKind, Pool, RecordError, from_json
+from cost_models.records import Calibration, Cluster, NodeKind, Pool, RecordError, from_json
 from cost_models.records.codec import refuse_version
 from cost_models.records.near_names import did_you_mean
 from planner.errors import InputError
@@ -40,13 +40,14 @@ def read_joined(texts: Sequence[str]) -> Joined:
     names = [part for part in parts if part not in said]
     words = read_words(said)
     if len(names) == 1 and not said and named_path(names[0])[1] is not There.FILE:
-        return Joined(cluster=_named_cluster(names[0]), assumptions=(), pieces=Pieces(), curves={})
+        return Joined(cluster=_named_cluster(names[0]), assumptions=(), pieces=Pieces())
     if not names:
         raise InputError(
             f"cluster {', '.join(said)}: facts alone; give a file that they complete, or preset x GPUs as in h100x64"
         )
     files = [name for name in names if named_path(name)[1] is There.FILE]
     pieces, documents = gathered(files, words)
+    measured = [found for path, data in documents if (found := _measured(path, data)) is not None]
     whole = [_whole(path, data) for path, data in documents] + [
         _named_cluster(name) for name in names if name not in files
     ]
@@ -55,7 +56,7 @@ def read_joined(texts: Sequence[str]) -> Joined:
             f"{whole[0].name} and {whole[1].name} both describe the whole cluster; pools of presets are joined by +"
         )
     try:
-        return joined(replace(pieces, base=whole[0] if whole else None), words)
+        return joined(replace(pieces, base=next(iter(whole), None), measured=next(iter(measured), None)), words)
     except RecordError as error:
         raise InputError(f"{', '.join(files)}: {error}") from None
 
@@ -125,6 +126,17 @@ def _refuse_name(text: str, count: str = "64") -> Cluster:
         f"cluster {text!r} is not a preset, and there is no such file; {hint}. Presets, each with x and a number of GPUs: "
         f"{', '.join(cluster_names())}"
     )
+
+
+def _measured(path: str, data: Mapping[str, Any]) -> Calibration | None:
+    """What a probe's document holds beside the cluster."""
+    inner = data.get("calibration")
+    if "cluster" not in data or not isinstance(inner, Mapping):
+        return None
+    try:
+        return from_json(Calibration, inner, "calibration")
+    except RecordError as error:
+        raise InputError(f"{path}: {error}") from None
 
 
 def _whole(path: str, data: Mapping[str, Any]) -> Cluster:

@@ -1,6 +1,7 @@
 """Every sample of other people's machines becomes a cluster, or is refused with a reason; what holds of any cluster's graph."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import networkx as nx
@@ -129,10 +130,11 @@ def test_links_from_the_matrix_beside_a_file_that_has_none(shared: Path) -> None
 def test_measured_curves_lie_over_the_links_that_bind_them(shared: Path) -> None:
     table = shared / "samples" / "nccl_tests" / "all_reduce_2node_4xH100_each.txt"
     found = read_joined([f"{table}"])
-    assert list(found.curves) == ["all_reduce/8/ib-ndr"]
-    curve = found.curves["all_reduce/8/ib-ndr"]
+    assert found.measured is not None
+    assert list(found.measured.curves) == ["all_reduce/8/ib-ndr"]
+    curve = found.measured.curves["all_reduce/8/ib-ndr"]
     assert list(curve.seconds) == sorted(curve.seconds)
     assert 2097152.0 not in curve.sizes_bytes  # half as fast as both neighbours
     over = read_joined([f"h100x16,{table}"])
     assert over.cluster == read_cluster("h100x16")
-    assert list(over.curves) == ["all_reduce/8/ib-ndr"]
+    assert over.measured == replace(found.measured, machine="h100x16")

@@ -136,8 +136,8 @@ def test_blocks_pair_up() -> None:
         ("BlockName=b Nodes=n[1-4]\nBlockSizes=x\n", "BlockSizes=x"),
         ("BlockName=b Nodes=n[1-4]\nBlockSizes=8\n", "smaller than the least of BlockSizes"),
         ("BlockSizes=4\n", "names no block"),
-        ("SwitchName=a Nodes=n[1-1000000][1-1000000]\n", "up to 1,048,576 are planned for"),
-        ("".join(f"SwitchName=s{n} Nodes=n{n}x[1-400000]\n" for n in range(3)), "names 400,000 hosts; up to"),
+        ("SwitchName=a Nodes=n[1-1000000][1-1000000]\n", "names 1,000,000,000,000 nodes in all"),
+        ("".join(f"SwitchName=s{n} Nodes=n{n}x[1-400000]\n" for n in range(3)), "names 1,200,000 nodes in all"),
         ("SwitchName=a Nodes=n1\nSwitchNames=b Nodes=n2\n", "line 2: 'SwitchNames' begins no line"),
     ],
 )

@@ -12,6 +12,8 @@ FASTER_LARGER = 1.15
 """Times that a message may be slower than a larger one before it is an outlier: tables repeat within a tenth."""
 ABOVE_NEIGHBOURS = 2.5
 """Times that a message may stand above the line between its neighbours (log-log): a change of protocol is half of that."""
+SMALL_BYTES = 2**17
+"""Messages up to it take as long as an empty one, or nearly so."""
 _LARGEST = 4
 """Sizes from which the bandwidth is taken."""
 
@@ -58,8 +60,8 @@ def curve_of(points: Sequence[SeenPoint], source: str, date: str) -> Curve:
 class Regimes:
     """A curve in two numbers."""
 
-    latency_s: float
-    """Of the smallest messages: the median of those that take no longer than 1.5 times the least."""
+    latency_s: float | None
+    """Of the smallest messages: the median of those that take no longer than 1.5 times the least; None where none is small."""
     bytes_per_s: float | None
     """Of the largest: the median slope between any two of them (Theil and Sen); None where time does not grow there."""
 
@@ -74,4 +76,5 @@ def regimes(points: Sequence[SeenPoint]) -> Regimes:
         (b.seconds - a.seconds) / (b.size_bytes - a.size_bytes) for i, a in enumerate(large) for b in large[i + 1 :]
     ]
     slope = median(slopes) if slopes else 0.0
-    return Regimes(latency_s=median(small), bytes_per_s=1 / slope if slope > 0 else None)
+    latency_s = median(small) if kept[0].size_bytes <= SMALL_BYTES else None
+    return Regimes(latency_s=latency_s, bytes_per_s=1 / slope if slope > 0 else None)

@@ -37,6 +37,8 @@ def read_hostfile(text: str, source: str) -> list[SeenFabric]:
                 f"{place}: {shown(line)} is no line of a hostfile; legal: `host`, `host slots=8`, `host:8`"
             )
         said = _SLOTS.search(found[3] or "")
+        if said is None and re.search(r"slots\s*=", found[3] or ""):
+            raise InputError(f"{place}: {shown(line)}: slots= takes a whole number up to 999999")
         count = int(said[1]) if said else int(found[2]) if found[2] else None
         if count == 0:
             continue  # a host without slots is one that is not used

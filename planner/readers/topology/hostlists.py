@@ -13,6 +13,13 @@ _MOST_CHARACTERS = 2**20
 _RANGE = re.compile(r"(\d{1,15})(?:-(\d{1,15}))?")
 
 
+def count(text: str, source: str = "hostlist") -> int:
+    """How many names a list has; none is made. Raises InputError where it is no hostlist."""
+    if len(text) > _MOST_CHARACTERS:
+        raise InputError(f"{source}: a hostlist of {len(text):,} characters; {_MOST_CHARACTERS:,} at most")
+    return sum(_count(_item(part, source)) for part in _parts(text, source))
+
+
 def expand(text: str, source: str = "hostlist", most: int = MOST_HOSTS) -> list[str]:
     """The names of a list, in its order.
 

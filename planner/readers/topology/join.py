@@ -5,18 +5,18 @@ fact is an assumption that the answer states. What the files say of one another 
 """
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, TypeVar
 
-from cost_models.records import Cluster, Curve, FabricException, FabricLevel, Pool
+from cost_models.records import Calibration, Cluster, FabricException, FabricLevel, Pool
 from planner.errors import InputError, NotYetError
 from planner.readers.documents import There, named_path
 from planner.readers.plausible import refuse_implausible, refuse_too_many
 from planner.readers.topology.formats import read_seen
 from planner.readers.topology.kinds import device_of_node, host_link_of, kind_of
-from planner.readers.topology.measured import measured_curves
+from planner.readers.topology.measured import measured_calibration
 from planner.readers.topology.pieces import Pieces
 from planner.readers.topology.products import device_of
 from planner.readers.topology.seen import (
@@ -51,8 +51,8 @@ class Joined:
     """Fast domains inside the node that was seen."""
     nics: tuple[int, ...] = ()
     """Interfaces of the node that count."""
-    curves: Mapping[str, Curve]
-    """Measured, `collective/ranks/link class`."""
+    measured: Calibration | None = None
+    """What was timed, and nothing else; None where nothing was."""
 
 
 def gathered(paths: Sequence[str], words: Words) -> tuple[Pieces, list[tuple[str, dict[str, Any]]]]:
@@ -109,6 +109,8 @@ def joined(pieces: Pieces, words: Words) -> Joined:
             shown = (seen[0], seen[1], tuple(replace(one, node=first) for one in seen[2]))
         pools.append(Pool(kind=kind, num_nodes=len(members)))
         first += len(members)
+    if shown[2] and first > 1:
+        said.append("what is odd is of the one node that was seen, number 0; the others are taken as their kind")
     cluster = Cluster(
         name=words.name or _name(pools),
         pools=tuple(_together(pools)),
@@ -128,7 +130,7 @@ def _finished(
         pieces=pieces,
         domains=domains,
         nics=nics,
-        curves=measured_curves(cluster, pieces),
+        measured=measured_calibration(cluster, pieces),
     )
 
 

@@ -1,6 +1,8 @@
-"""Measured tables -> curves of the class of links that binds them; what the links cannot have done is refused."""
+"""Measured tables -> a calibration of nothing but curves; what the links cannot have done is refused."""
 
-from cost_models.records import Cluster, Curve, Link, NodeKind
+from dataclasses import replace
+
+from cost_models.records import Calibration, Cluster, Curve, Link, NodeKind
 from planner.errors import InputError
 from planner.readers.topology.curves import curve_of
 from planner.readers.topology.pieces import Pieces
@@ -10,6 +12,31 @@ MOST_TIMES_BOUND = 1.1
 """What a measured bus bandwidth may exceed the bound of its links by: nominal rates are rounded."""
 LEAST_SHARE = 0.02
 """Of the links' bandwidth that the best message must reach: sockets over one slow interface stay above it."""
+
+
+def measured_calibration(cluster: Cluster, pieces: Pieces) -> Calibration | None:
+    """Everything that the pieces timed: what a document of a probe holds, and the tables over it."""
+    curves = measured_curves(cluster, pieces)
+    if not curves:
+        return pieces.measured
+    date = max(curve.date for curve in curves.values())
+    fresh = Calibration(name="measured tables", machine=cluster.name, date=date, coefficients={}, curves=curves)
+    return fresh if pieces.measured is None else with_measured(pieces.measured, fresh)
+
+
+def with_measured(base: Calibration, measured: Calibration | None) -> Calibration:
+    """A calibration over which what was measured takes precedence; `base` itself where nothing was."""
+    if measured is None:
+        return base
+    return replace(
+        base,
+        name=f"{base.name} + {measured.name}",
+        machine=measured.machine,
+        date=max(base.date, measured.date),
+        coefficients={**base.coefficients, **measured.coefficients},
+        operations_s={**base.operations_s, **measured.operations_s},
+        curves={**base.curves, **measured.curves},
+    )
 
 
 def measured_curves(cluster: Cluster, pieces: Pieces) -> dict[str, Curve]:

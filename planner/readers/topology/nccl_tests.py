@@ -445,9 +445,11 @@ def _range_of_ranks(word: str, ratio: tuple[float, float], source: str) -> tuple
 
 
 def _counted(rows: Sequence[_Row]) -> int | None:
-    """Ranks from size = count · bytes of the type · n; None where no row says it exactly (counts are rounded down to 16 bytes)."""
-    for row in reversed(rows):
+    """Ranks from size = count · bytes of the type · n; None where the rows do not all say it exactly, and alike."""
+    found = set()
+    for row in rows:
         unit = row.count * TYPE_BYTES.get(row.type, 0)
-        if unit and row.size % unit == 0 and row.size // unit > 1:
-            return row.size // unit
-    return None
+        if not unit:
+            continue
+        found.add(row.size // unit if row.size % unit == 0 else 0)
+    return found.pop() if len(found) == 1 and min(found) > 1 else None

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cost_models.records import Cluster
+from cost_models.records import Calibration, Cluster
 from planner.readers.topology.seen import SeenCollective, SeenDevices, SeenFabric, SeenNode, SeenNvlinks, SeenP2p
 
 
@@ -21,3 +21,5 @@ class Pieces:
     """Source of a measured table -> day of its file (ISO)."""
     base: Cluster | None = None
     """A whole cluster of our own beside them."""
+    measured: Calibration | None = None
+    """What a document of a probe holds beside its cluster."""

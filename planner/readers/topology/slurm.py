@@ -11,7 +11,7 @@ from typing import Any
 
 from planner.errors import InputError, NotYetError
 from planner.readers.topology.fabric_tree import Switch, arranged
-from planner.readers.topology.hostlists import MOST_HOSTS, expand
+from planner.readers.topology.hostlists import MOST_HOSTS, count, expand
 from planner.readers.topology.seen import SeenFabric, SeenHost, SeenLevel
 from planner.readers.topology.text import plain_lines, shown
 
@@ -37,7 +37,9 @@ def read_slurm(text: str, source: str, *, below: str | None = None) -> list[Seen
     blocks: dict[str, tuple[str, ...]] = {}
     sizes: list[int] = []
     left = MOST_HOSTS
-    for number, fields in _lines(text, source):
+    lines = _lines(text, source)
+    _refuse_too_many(lines, source)
+    for number, fields in lines:
         place = f"{source}, line {number}"
         if "ringname" in fields:
             raise NotYetError(f"{place}: a ring of nodes (topology/ring) is not read yet; trees and blocks are")
@@ -82,6 +84,17 @@ def _lines(text: str, source: str) -> list[tuple[int, Mapping[str, str]]]:
             continue
         found.append((number, {key.lower(): value.strip('"') for key, value in _FIELD.findall(line)}))
     return found
+
+
+def _refuse_too_many(lines: Sequence[tuple[int, Mapping[str, str]]], source: str) -> None:
+    """Raises InputError where all lines together name more nodes than are planned for, before a name is made."""
+    total = sum(
+        count(fields["nodes"], f"{source}, line {number}")
+        for number, fields in lines
+        if fields.get("nodes") and not fields.get("switches")
+    )
+    if total > MOST_HOSTS:
+        raise InputError(f"{source}: names {total:,} nodes in all; up to {MOST_HOSTS:,} are planned for")
 
 
 def _switch(fields: Mapping[str, str], place: str, left: int) -> Switch:
@@ -129,16 +142,16 @@ def blocked(blocks: Mapping[str, Sequence[str]], sizes: Sequence[int], source: s
         raise InputError(f"{source}: a block of {min(here)} nodes is smaller than the least of BlockSizes ({base})")
     if len(blocks) > 1:
         levels.append(SeenLevel(name="block", sizes=tuple(here)))
-    count = len(blocks)
+    groups = len(blocks)
     for smaller, larger in pairwise(sizes):
         step = larger // smaller
         if larger % smaller or step & (step - 1):
             raise InputError(f"{source}: BlockSizes {smaller}, {larger}: each is a power of two times the one before")
-        if count <= step:
+        if groups <= step:
             break
-        full, rest = divmod(count, step)
+        full, rest = divmod(groups, step)
         levels.append(SeenLevel(name=f"block of {larger}", sizes=(step,) * full + ((rest,) if rest else ())))
-        count = full + bool(rest)
+        groups = full + bool(rest)
     return SeenFabric(source=source, hosts=hosts, levels=tuple(levels))
 
 
