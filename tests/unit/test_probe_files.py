@@ -90,3 +90,24 @@ def test_arguments_that_do_not_go_together(
 ) -> None:
     assert main(["probe", *arguments]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_plan_takes_the_measured_curves(files: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The same layout on the same files, with and without the table: other seconds, and the calibration says why."""
+    layout = ["--model", "llama3-8b", "--batch", "32", "--seq", "4096", "--layout", "dpr32 mbs1"]
+    steps = []
+    for cluster in (",".join([*files[:2], "gpu=h100"]), ",".join([*files, "gpu=h100"])):
+        main(["predict", *layout, "--cluster", cluster, "--json"])
+        steps.append(json.loads(capsys.readouterr().out)["predicted"]["step_s"])
+    assert steps[0] != steps[1]
+    probe = tmp_path / "probe.json"
+    assert main(["probe", *files, "gpu=h100", "-o", str(probe)]) == 0
+    request = tmp_path / "request.json"
+    request.write_text(
+        json.dumps(
+            {"model": "llama3-8b", "cluster": str(probe), "workload": {"gbs": 32, "seq": 4096}, "layout": "dpr32 mbs1"}
+        )
+    )
+    capsys.readouterr()
+    main(["predict", str(request), "--json"])
+    assert json.loads(capsys.readouterr().out)["predicted"]["step_s"] == pytest.approx(steps[1])
