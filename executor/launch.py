@@ -42,6 +42,10 @@ _LATE = re.compile(r"late: rank (\d+)\b")
 """How LateRankError names a single rank."""
 
 
+_FRAME = re.compile(r'^\s+File "([^"]+)", line (\d+) in (.+)$', re.MULTILINE)
+"""A line of faulthandler's."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launched:
     """How a launch ended."""
@@ -191,6 +195,22 @@ def _last_lines(log_dir: Path, rank: int) -> tuple[str, ...]:
     return tuple(lines[-NUM_ERROR_LINES:])
 
 
+def _doing(log_dir: Path, rank: int) -> str:
+    """Where a rank was when it was asked or ended, from the last list of lines that faulthandler left in its log.
+
+    The innermost line, and the innermost of those that are not Python's or an installed package's, where this is another.
+    """
+    path = _log_of(log_dir, rank)
+    dumps = path.read_text(errors="replace").split("(most recent call first):")[1:] if path is not None else []
+    frames = _FRAME.findall(dumps[-1]) if dumps else []
+    if not frames:
+        return ""
+    installed = ("site-packages", f"{os.sep}lib{os.sep}python", "<frozen")
+    own = next((frame for frame in frames if not any(part in frame[0] for part in installed)), frames[0])
+    shown = [f"{name} ({Path(file).name}:{line})" for file, line, name in dict.fromkeys((frames[0], own))]
+    return f"; rank {rank} was in {', called by '.join(shown)}"
+
+
 def _failed(log_dir: Path, seconds: float, exit_code: int) -> Launched:
     """Which rank failed first: one killed from outside, else one whose error is not the loss of another, else the first."""
     report = (log_dir / "torchrun.log").read_text(errors="replace")
@@ -221,6 +241,7 @@ def _failed(log_dir: Path, seconds: float, exit_code: int) -> Launched:
     lines = _last_lines(log_dir, rank)
     said = f": {lines[-1]}" if lines and code >= 0 else ""
     late = _LATE.search(said)
+    said += _doing(log_dir, int(late[1])) if late else ""
     return Launched(
         ok=False,
         seconds=seconds,
@@ -241,7 +262,9 @@ def _late(log_dir: Path, num_ranks: int, seconds: float, timeout_s: float) -> La
         others = "no rank said how far it came"
     elif len(late) < num_ranks:
         shown = ", ".join(map(str, late))
+        doing = _doing(log_dir, late[0]).removeprefix("; ")
         others = f"late: rank{'s' if len(late) > 1 else ''} {shown}, last seen {where}; the furthest was {furthest}"
+        others += f"; {doing}" if doing else ""
     else:
         others = f"all ranks were last seen {where}"
     return Launched(

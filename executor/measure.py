@@ -14,10 +14,11 @@ import multiprocessing
 import os
 import platform
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -46,7 +47,7 @@ from executor.launch import BUILT, JOINED, UP, die_with_parent, note_progress
 from executor.mesh import local_device, naming_the_late, start_process_group
 from executor.parallelize import apply
 from executor.peak import PeakMemory, exact_heap, trim_heap
-from executor.settings import PROGRESS_MARK, REFERENCE_KEY, REFERENCE_SIDE, REFUSED, Job, Settings
+from executor.settings import LEAST_WARMUP, PROGRESS_MARK, REFERENCE_KEY, REFERENCE_SIDE, REFUSED, Job, Settings
 from executor.train import make_optimizer, optimizer_step, random_batch
 from executor.verify import MAX_PARAMETERS, selfcheck
 from planner.profiling.clock import OVERSUBSCRIBED_SAMPLE_S, Rule, machine, sample, shares_cores, versions
@@ -70,13 +71,19 @@ class Run:
         self.memory = PeakMemory(local_device())
         self.warm_peak_bytes = 0
         self.warm_reserved_bytes: int | None = None
+        self.peaks: dict[str, tuple[float, int]] = {}
         note_progress(dist.get_rank(), JOINED)
+        start_s = time.perf_counter()
         with exact_heap():
+            self.memory.reset()
             self._build()
+            if not settings.check:  # which holds the whole model beside this rank's part of it
+                self.peaks["build"] = (time.perf_counter() - start_s, self.memory.peak_bytes())
         self.optimizer = make_optimizer(self.parallel)
-        self.parallel.phases.enabled = True
+        self.parallel.measure_phases()
         self.seconds: list[float] = []
         self.phases: dict[str, list[float]] = {}
+        self.parts: dict[str, list[float]] = {}
         self._count = 0
         note_progress(dist.get_rank(), BUILT)
 
@@ -98,22 +105,56 @@ class Run:
         """One step of the training loop, on tokens that are the same in every layout; the time to draw them counts."""
         workload = self.plan.decision.workload
         seed = self.settings.seed * 1_000_003 + self._count
-        inputs, labels = random_batch(workload.gbs, workload.seq, self.parallel.vocab, seed)
+        with self.parallel.phases("data"):
+            inputs, labels = random_batch(workload.gbs, workload.seq, self.parallel.vocab, seed)
+            inputs, labels = inputs.to(self.parallel.device), labels.to(self.parallel.device)
         self._count += 1
-        self._last = optimizer_step(
-            self.parallel, self.optimizer, inputs.to(self.parallel.device), labels.to(self.parallel.device)
-        )
+        self._last = optimizer_step(self.parallel, self.optimizer, inputs, labels)
 
     def warm_up(self) -> None:
-        """The steps that do not count, with the peak of memory; then one more, so that the heap is as in a long run."""
+        """The steps that do not count, with the peaks of memory: of the first two, of all, and of the phases of one more.
+
+        Then one more still, so that the heap is as in a long run.
+        """
+        reserved = []
         with exact_heap():
             trim_heap()
-            self.memory.reset()
-            for _ in range(self.settings.warmup):
+            for number in range(self.settings.warmup):
+                self.memory.reset()
                 self.step()
-            self.warm_peak_bytes = self.memory.peak_bytes()
-            self.warm_reserved_bytes = self.memory.reserved_bytes()
+                peak_bytes = self.memory.peak_bytes()
+                reserved.append(self.memory.reserved_bytes())
+                self.warm_peak_bytes = max(self.warm_peak_bytes, peak_bytes)
+                if number < LEAST_WARMUP:
+                    self.peaks[f"step {number + 1}"] = (self._last.seconds, peak_bytes)
+            self.memory.reset()
+            self.parallel.phases.on_end = self._note_peak
+            self.step()
+            self.parallel.phases.on_end = None
+        if None not in reserved:
+            self.warm_reserved_bytes = max(one for one in reserved if one is not None)
         self.step()
+
+    def _note_peak(self, phase: str) -> None:
+        """The peak of memory since the phase before, where it is the highest of this phase's."""
+        seconds, peak_bytes = self.parallel.phases.seconds[phase], self.memory.peak_bytes()
+        self.peaks[phase] = (seconds, max(peak_bytes, self.peaks.get(phase, (0.0, 0))[1]))
+        self.memory.reset()
+
+    def trace(self) -> None:
+        """One further step under torch's profiler; each rank leaves `rank<k>.json`, which Perfetto and Chrome show."""
+        assert self.settings.trace is not None
+        folder = Path(self.settings.trace)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.parallel.phases.named = True
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if local_device().type == "cuda":
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        dist.barrier()
+        with torch.profiler.profile(activities=activities) as profiler:
+            self.step()
+        self.parallel.phases.named = False
+        profiler.export_chrome_trace(str(folder / f"rank{dist.get_rank()}.json"))
 
     def count(self, steps: int = 1) -> None:
         """Measure further steps, each from a barrier."""
@@ -124,6 +165,11 @@ class Run:
             self.seconds += once["step"]
             for phase, seconds in self._last.phases_s.items():
                 self.phases.setdefault(phase, []).append(seconds)
+            for part, seconds in self._last.parts_s.items():
+                before = [0.0] * (len(self.seconds) - 1)  # a wait that did not come up until now
+                self.parts.setdefault(part, before).append(seconds)
+            for values in self.parts.values():
+                values += [0.0] * (len(self.seconds) - len(values))
 
     def result(self) -> tuple[Measurement, ...]:
         """On rank 0 the measurements of the run, all ranks together; elsewhere nothing. Every rank calls it."""
@@ -131,6 +177,9 @@ class Run:
             stage=self.parallel.mesh.get_local_rank("pp"),
             seconds=tuple(self.seconds),
             phases={name: tuple(values) for name, values in self.phases.items()},
+            parts={name: tuple(values) for name, values in self.parts.items()},
+            sizes=self.parallel.phases.sizes,
+            peaks=self.peaks,
             peak_bytes=self.warm_peak_bytes,
             reserved_bytes=self.warm_reserved_bytes,
         )
@@ -162,7 +211,13 @@ class Share:
     """Of each step."""
     phases: dict[str, tuple[float, ...]]
     """Phase -> seconds of each step."""
-    peak_bytes: int
+    parts: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """compute, bubble, `wait AXIS/OPERATION` -> seconds of each step."""
+    sizes: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """`wait AXIS/OPERATION` -> (calls, bytes of their whole tensors) in the last step."""
+    peaks: dict[str, tuple[float, int]] = field(default_factory=dict)
+    """build, step 1, step 2, and phases of a step -> (seconds, peak bytes of it)."""
+    peak_bytes: int = 0
     """Peak of its memory."""
     reserved_bytes: int | None = None
     """Peak of what its allocator held, used or not."""
@@ -197,6 +252,17 @@ def summary(plan: Plan, shares: Sequence[Share], kind: MemoryKind) -> tuple[Meas
         for phase in own[0].phases:
             samples = _slowest([share.phases[phase] for share in own])
             results.append(one(phase, samples, phase=phase, rank_class=f"stage {stage}", memory=peak))
+        # parts of one rank add up: of the one that computes longest, which the others wait for
+        busiest = max(own, key=lambda share: sum(share.parts.get("compute", ())))
+        for part, samples in sorted(busiest.parts.items()):
+            name, (calls, num_bytes) = f"part/{part}", busiest.sizes.get(part, (0, 0))
+            size = {"calls": calls, "bytes": num_bytes} if calls else {}
+            results.append(one(name, samples, phase=name, rank_class=f"stage {stage}", **size))
+        for phase in own[0].peaks:
+            seconds, peak_bytes = max((share.peaks[phase] for share in own), key=lambda found: found[1])
+            held = MeasuredMemory(kind=kind, peak_bytes=peak_bytes)
+            name = f"memory/{phase}"
+            results.append(one(name, (seconds,), phase=name, rank_class=f"stage {stage}", memory=held))
     return tuple(results)
 
 
@@ -235,7 +301,11 @@ def measure_run(plan: Plan, settings: Settings) -> Measurements:
         run.warm_up()
         for step in range(settings.steps):
             run.count()
-            _say(f"step {step + 1} of {settings.steps}")
+            left_s = (settings.steps - step - 1) * sum(run.seconds) / len(run.seconds)
+            _say(f"step {step + 1} of {settings.steps}: {run.seconds[-1]:.3g} s, {left_s:.0f} s left")
+        if settings.trace is not None:
+            run.trace()
+            _say(f"traced one more step: {settings.trace}/rank*.json")
         return Measurements(measurements=run.result())
 
 
@@ -259,11 +329,13 @@ def measure_runs(plans: Sequence[Plan], settings: Settings) -> Measurements:
         for checker in checkers[1:]:  # the first holds the store that all meet in
             checker.end()
         reference: list[float] = []
+        begun_s = time.perf_counter()
         for step in range(settings.steps):
             for child in children:
                 child.do("count")
             reference += _reference()
-            _say(f"step {step + 1} of {settings.steps} of each layout")
+            left_s = (time.perf_counter() - begun_s) / (step + 1) * (settings.steps - step - 1)
+            _say(f"step {step + 1} of {settings.steps} of each layout, {left_s:.0f} s left")
         results = [m for child in children for m in child.do("result")]
     alike = Measurement(kind=MeasurementKind.OP, key=REFERENCE_KEY, samples_s=tuple(reference), **stamp())
     return Measurements(measurements=(*results, alike))

@@ -23,6 +23,7 @@ from torch.distributed.pipelining.schedules import _PipelineSchedule
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 
 from cost_models.records import Decision, Plan, Precision, load_plan
 from executor.anatomy import Anatomy, anatomy_of, check_against, check_plain, dimensions_of, part_of
@@ -30,6 +31,7 @@ from executor.collectives.choice import set_nccl_environment, synchronisation_of
 from executor.collectives.hook import Synchronisation
 from executor.errors import RefusedError
 from executor.mesh import (
+    AXES,
     START_TIMEOUT_S,
     build_mesh,
     limit_waits,
@@ -46,6 +48,7 @@ from executor.sharding.pipeline import Pipeline, sum_tied_gradients
 from executor.sharding.recompute import wrap_layers
 from executor.sharding.tensor import reduce_partial_gradients, shard_tensors
 from executor.stage import StageModule, original_name
+from executor.waits import Waits
 
 _APPLIED: WeakSet[nn.Module] = WeakSet()
 """Modules that are taken over: hooks of a first plan would run under a second one."""
@@ -229,6 +232,15 @@ class Parallel:
         self._num_targets: Tensor = torch.ones((), device=self.device)
         self._num_steps = 0
 
+    def measure_phases(self) -> None:
+        """Time the phases of every step from now on, and what it waits for in them."""
+        axes = [(self.mesh[axis].get_group(), axis) for axis in AXES if self.mesh[axis].size() > 1]
+        if self.synchronisation is not None:
+            axes += [(group, "dp_replicate") for group in self.synchronisation.how.groups()]
+        self.phases.enabled = True
+        self.phases.waits = Waits(axes, [m for m in self.modules if isinstance(m, DistributedDataParallel)])
+        self.phases.waits.listen()
+
     def groups(self) -> Iterator[dist.ProcessGroup]:
         """Every process group of this rank's axes."""
         yield from self.mesh.get_all_groups()
@@ -361,6 +373,7 @@ class Parallel:
         shape = (inputs.shape[0] // count, inputs.shape[1])
         if shape not in self._schedules:
             self._schedules[shape] = self._pipeline.schedule(*shape, self._share_of_loss)
+            self.phases.time_chunks(self._schedules[shape])
         losses: list[Tensor] = []
         with self.phases("pipeline"):
             self._schedules[shape].step(

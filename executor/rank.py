@@ -7,6 +7,7 @@ that outlives a parent that was killed meanwhile.
 import faulthandler
 import os
 import runpy
+import signal
 import sys
 
 from executor.launch import ASK_WHERE, die_with_parent
@@ -19,6 +20,8 @@ def main() -> None:
     """`python -m executor.rank -m MODULE ARGUMENT...`, or a script in place of -m MODULE."""
     die_with_parent()
     faulthandler.register(ASK_WHERE, all_threads=False)
+    # torchrun ends the others where one rank failed; the one that all waited for then says where it was
+    faulthandler.register(signal.SIGTERM, all_threads=False, chain=True)
     if os.getppid() == 1:
         sys.exit(ORPHANED)
     del sys.argv[0]

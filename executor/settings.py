@@ -33,6 +33,8 @@ class Settings:
     """Of weights and tokens."""
     check: bool = True
     """Compare layout, loss and gradients with one process's before anything is measured."""
+    trace: str | None = None
+    """Folder for a trace of one further step on each rank, made by torch's profiler; null = none."""
     timeout_s: float = 300.0
     """Longest wait for another rank."""
 

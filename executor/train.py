@@ -32,7 +32,9 @@ class Step:
     gradient_norm: float
     """Before clipping."""
     phases_s: dict[str, float]
-    """forward and backward, or pipeline; reduce; clip; optimizer. Empty where they were not timed."""
+    """data; forward and backward, or pipeline; reduce; clip; optimizer. Empty where they were not timed."""
+    parts_s: dict[str, float]
+    """compute, bubble, `wait AXIS/OPERATION` and others inside these (executor.phases). Likewise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +82,8 @@ def train(
         del reference
         if found is not None and not found.ok:
             raise WrongResultError(str(found))
-        parallel.phases.enabled = time_phases
+        if time_phases:
+            parallel.measure_phases()
         steps = _steps(parallel, num_steps, seed, on_step)
     return TrainResult(steps=steps, build_s=build_s, check=found, not_compared=skipped)
 
@@ -102,15 +105,15 @@ def _steps(parallel: Parallel, num_steps: int, seed: int, on_step: Callable[[int
     for number in range(num_steps):
         if on_step is not None:
             on_step(number)
-        inputs, labels = random_batch(workload.gbs, workload.seq, parallel.vocab, seed * 1_000_003 + number)
-        inputs, labels = inputs.to(parallel.device), labels.to(parallel.device)
+        with parallel.phases("data"):
+            inputs, labels = random_batch(workload.gbs, workload.seq, parallel.vocab, seed * 1_000_003 + number)
+            inputs, labels = inputs.to(parallel.device), labels.to(parallel.device)
         steps.append(optimizer_step(parallel, optimizer, inputs, labels))
     return tuple(steps)
 
 
 def optimizer_step(parallel: Parallel, optimizer: torch.optim.Optimizer, inputs: Tensor, labels: Tensor) -> Step:
-    """One step with the clipping of `MAX_NORM`, timed by phase; gradients are cleared behind it."""
-    parallel.phases.take()
+    """One step with the clipping of `MAX_NORM`, timed by phase since the step before; gradients are cleared behind it."""
     start_s = time.perf_counter()
     loss = parallel.step(inputs, labels)
     with parallel.phases("clip"):
@@ -118,11 +121,14 @@ def optimizer_step(parallel: Parallel, optimizer: torch.optim.Optimizer, inputs:
     with parallel.phases("optimizer"):
         optimizer.step()
         optimizer.zero_grad()
+    seconds = time.perf_counter() - start_s
+    phases_s, parts_s = parallel.phases.take()
     return Step(
-        seconds=time.perf_counter() - start_s,
+        seconds=seconds,
         loss=float(loss),
         gradient_norm=float(norm),
-        phases_s=parallel.phases.take(),
+        phases_s=phases_s,
+        parts_s=parts_s,
     )
 
 

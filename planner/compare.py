@@ -32,6 +32,7 @@ from cost_models.records import (
 from cost_models.refit import Row, refit, with_links
 from cost_models.residuals import RankMemory, residuals, without_residuals
 from cost_models.units import GIB
+from planner.compare_parts import MEMORY, is_inside, where_it_went_wrong
 from planner.errors import InputError
 from planner.predict import predict
 from planner.rests_on import made_own
@@ -84,7 +85,8 @@ def compare(plan: Plan, measured: Measurements) -> dict[str, Any]:
                 "inside": predicted.step_s_low <= row["measured_s"] <= predicted.step_s_high,
             }
         rows.append(row)
-    memory, without_partner = _memory(predicted, own)
+    memory, without_partner = _memory(predicted, [one for one in own if not is_inside(one)])
+    step_s = spread_of(measured_phases(own)["step"])[1]
     fullest: dict[str, Any] = next((row for row in memory if row["ranks"] == "all"), {})
     return {
         "layout": print_layout(plan.decision.layout),
@@ -93,6 +95,13 @@ def compare(plan: Plan, measured: Measurements) -> dict[str, Any]:
         "versions": dict(own[0].versions),
         "rows": rows,
         "memory": memory,
+        "memory_by_phase": _memory_by_phase(predicted, own),
+        "where": where_it_went_wrong(predicted, own, _problem(plan, shipped()), plan.decision),
+        "tokens_per_s_per_gpu": {
+            "predicted": predicted.tokens_per_s_per_gpu,
+            "measured": plan.decision.workload.tokens / step_s / plan.decision.layout.world,
+        },
+        "mfu": {"predicted": predicted.mfu, "measured": predicted.mfu * predicted.step_s / step_s},
         "not_compared": unmatched + without_partner,
         "picture": {
             "layout": print_layout(plan.decision.layout),
@@ -151,7 +160,7 @@ def predicted_phases(predicted: Prediction, num_micro_batches: int) -> dict[str,
     return phases
 
 
-MERGED = {"reduce": "other", "clip": "other"}
+MERGED = {"reduce": "other", "clip": "other", "data": "other"}
 """Phase of a run -> the predicted phase that it is part of."""
 
 
@@ -164,6 +173,8 @@ def measured_phases(own: Sequence[Measurement]) -> dict[str, tuple[float, ...]]:
     by_phase: dict[str, dict[str, tuple[float, ...]]] = {}
     counted: dict[tuple[str, str, tuple[float, ...]], MemoryKind] = {}
     for one in own:
+        if is_inside(one):
+            continue
         phase, name = one.phase or one.key, one.rank_class or "all"
         stages = by_phase.setdefault(phase, {})
         kind = None if one.memory is None else one.memory.kind
@@ -249,6 +260,29 @@ def _memory(predicted: Prediction, own: Sequence[Measurement]) -> tuple[list[dic
             }
         rows.append(row)
     return rows, unmatched
+
+
+def _memory_by_phase(predicted: Prediction, own: Sequence[Measurement]) -> list[dict[str, Any]]:
+    """Peaks by stage and phase; the promise where it names the phase and counts bytes alike."""
+    rows = []
+    for one in own:
+        if not one.key.startswith(MEMORY) or one.memory is None:
+            continue
+        phase, stage = one.key.removeprefix(MEMORY), one.rank_class or "all"
+        device = next((item for item in predicted.stages if stage == f"stage {item.device}"), None)
+        promised = None if device is None else device.phase_memory_bytes.get(phase)
+        if one.memory.kind.value != predicted.memory_kind:
+            promised = None
+        rows.append(
+            {
+                "ranks": stage,
+                "phase": phase,
+                "kind": one.memory.kind.value,
+                "predicted_gib": None if promised is None else promised / GIB,
+                "measured_gib": one.memory.peak_bytes / GIB,
+            }
+        )
+    return rows
 
 
 def _fullest(own: Sequence[Measurement]) -> dict[str, Measurement]:

@@ -1,10 +1,10 @@
 """What happened: samples of an operation, a collective or a run, with the machine and the versions that they hold for."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
-from cost_models.records.codec import SCHEMA_VERSION, RecordError
+from cost_models.records.codec import SCHEMA_VERSION, UNSAID, RecordError
 
 SHORTEST_S = 1e-12
 """Below it a sample is no time but a slip: clocks tick in nanoseconds, and a sample is a mean of a thousand calls at most."""
@@ -57,6 +57,8 @@ class Measurement:
     """Seconds of each repetition, warm-up left out."""
     bytes: int | None = None
     """Bytes moved or touched, where that has a meaning."""
+    calls: int | None = field(default=None, metadata=UNSAID)
+    """Times that a collective ran in each sample; `bytes` are those of all of them. null = once."""
     memory: MeasuredMemory | None = None
     """Peak memory, for runs."""
     machine: str

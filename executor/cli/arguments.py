@@ -202,6 +202,10 @@ VERBS: dict[str, tuple[str, list[_Argument]]] = {
                 "--no-selfcheck",
                 {"action": "store_true", "help": "do not compare gradients with those of one process first"},
             ),
+            (
+                "--trace",
+                {"metavar": "DIR", "help": "trace one more step of each rank: DIR/rank0.json, ... for Perfetto"},
+            ),
             _OUT,
         ],
     ),

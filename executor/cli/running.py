@@ -27,6 +27,7 @@ def run_plan(arguments: argparse.Namespace, progress: Callable[[str], object]) -
         steps=arguments.steps if arguments.steps is not None else DEFAULT_STEPS,
         module=arguments.module,
         check=not arguments.no_selfcheck,
+        trace=None if arguments.trace is None else str(Path(arguments.trace).absolute()),
     )
     timeout_s = arguments.timeout if arguments.timeout is not None else DEFAULT_TIMEOUT_S
     if settings.module is not None and not has_form(settings.module):

@@ -54,6 +54,7 @@ def comparison_table(document: Mapping[str, Any]) -> str:
             )
         )
     lines.append(table(("phase", "predicted", "80% interval", "measured", "middle 80%", "error", "inside"), rows))
+    lines += _where(document)
     if document["memory"]:
         memory = [
             (
@@ -66,9 +67,52 @@ def comparison_table(document: Mapping[str, Any]) -> str:
             for row in document["memory"]
         ]
         lines += ["", table(("", "predicted", "measured", "error", "inside"), memory)]
+    by_phase = document.get("memory_by_phase", ())
+    if by_phase:
+        peaks = [
+            (f"{row['ranks']}, {row['phase']} ({row['kind']})", _mib(row["predicted_gib"]), _mib(row["measured_gib"]))
+            for row in by_phase
+        ]
+        lines += ["", table(("memory by phase", "predicted", "measured"), peaks)]
     if document["not_compared"]:
         lines += ["", "not compared:", *(f"  {reason}" for reason in document["not_compared"])]
     return "\n".join(lines)
+
+
+def _where(document: Mapping[str, Any]) -> list[str]:
+    """Throughput, and which part of the promise is off, where the run said its parts."""
+    lines = []
+    if "tokens_per_s_per_gpu" in document:
+        tokens, mfu = document["tokens_per_s_per_gpu"], document["mfu"]
+        lines = [
+            "",
+            f"throughput: {tokens['measured']:,.0f} tokens/s a rank, promised {tokens['predicted']:,.0f}; "
+            f"MFU {mfu['measured']:.1%}, promised {mfu['predicted']:.1%}",
+        ]
+    where = document.get("where")
+    if where is None:
+        return lines
+    parts = [
+        (row["part"], seconds(row["predicted_s"]), seconds(row["measured_s"]), _signed(row["difference_s"]))
+        for row in where["parts"]
+    ]
+    lines += ["", table((f"part of a step, {where['stage']}", "predicted", "measured", "difference"), parts)]
+    if where["collectives"]:
+        waits = [
+            (
+                f"{row['operation']} over {row['axis']}",
+                "-" if row["calls"] is None else str(row["calls"]),
+                "-" if row["alone_s"] is None else seconds(row["alone_s"]),
+                seconds(row["measured_s"]),
+            )
+            for row in where["collectives"]
+        ]
+        lines += ["", table(("collective", "calls", "promised alone", "stood still"), waits)]
+    return [*lines, f"largest difference: {where['largest']}"]
+
+
+def _signed(value: float) -> str:
+    return f"{'-' if value < 0 else '+'}{seconds(abs(value))}"
 
 
 def layouts_table(document: Mapping[str, Any]) -> str:

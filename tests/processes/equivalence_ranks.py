@@ -84,6 +84,7 @@ def training() -> list[dict[str, object]]:
                 "norms": [step.gradient_norm for step in result.steps],
                 "seconds": [step.seconds for step in result.steps],
                 "phases_s": [step.phases_s for step in result.steps],
+                "parts_s": [step.parts_s for step in result.steps],
             }
         )
     return found

@@ -53,8 +53,20 @@ def test_the_training_loop(found: dict[str, dict]) -> None:
         )
         assert result["not_compared"] == ""
         for seconds, phases_s in zip(result["seconds"], result["phases_s"], strict=True):
-            assert set(phases_s) == phases | {"reduce", "clip", "optimizer"}
-            assert 0 < sum(phases_s.values()) <= seconds
+            assert set(phases_s) == phases | {"data", "reduce", "clip", "optimizer"}
+            assert 0 < sum(phases_s.values()) - phases_s["data"] <= seconds
+        for phases_s, parts_s in zip(result["phases_s"], result["parts_s"], strict=True):
+            inside_s = sum(phases_s.get(name, 0.0) for name in ("forward", "backward", "pipeline"))
+            assert (
+                0
+                < parts_s["compute"]
+                + sum(value for key, value in parts_s.items() if key.startswith("wait ") and key != "wait pp/p2p")
+                + parts_s.get("bubble", 0.0)
+                <= inside_s * 1.001
+            )
+            assert ("bubble" in parts_s) == ("pipeline" in phases_s)
+    assert {"wait tp/reduce_scatter", "wait dp_shard/all_gather", "wait pp/p2p"} <= {*piped["parts_s"][0]}
+    assert "wait dp_replicate/all_reduce" in plain["parts_s"][1]  # DDP says it a step later
     assert plain["losses"] == pytest.approx(piped["losses"], rel=1e-5)
     assert plain["norms"] == pytest.approx(piped["norms"], rel=1e-5)
 

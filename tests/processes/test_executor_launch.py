@@ -61,12 +61,14 @@ def test_ranks_that_wait_name_the_one_that_hangs(run) -> None:
     assert ended.failed_rank == 1
     assert "LateRankError" in ended.reason
     assert "late: rank 1, last seen in step 1" in ended.reason
+    assert "; rank 1 was in <lambda> (failing_ranks.py:" in ended.reason  # what it was doing: planted there
 
 
 def test_the_launcher_names_the_rank_that_hangs(run) -> None:
     ended = run("idle", timeout_s=30)
     assert ended.failed_rank == 1
     assert "not done after 30 s; late: rank 1, last seen in step 1; the furthest was in step 2" in ended.reason
+    assert "; rank 1 was in main (failing_ranks.py:" in ended.reason
     assert any("failing_ranks.py" in line and "in main" in line for line in ended.error_lines)  # where it sleeps
 
 

@@ -1,5 +1,6 @@
 """Promised beside measured: what stands in one row means the same on both sides."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -275,3 +276,69 @@ def test_columns_are_aligned() -> None:
 
 def test_the_prediction_used_here_is_as_assumed() -> None:
     assert (PREDICTION.step_s_low, PREDICTION.step_s, PREDICTION.step_s_high) == (3.5, 4.0, 4.5)
+
+
+# Where it went wrong -----------------------------------------------------------------------------------------------
+
+
+def parts_run(stage: str, **seconds: float) -> list[Measurement]:
+    """A run's parts, each of two equal samples; `wait_tp__all_gather` is that wait, of 4 calls of 1 MiB each."""
+    found = []
+    for name, value in seconds.items():
+        wait = name.startswith("wait_")
+        key = "part/wait " + name.removeprefix("wait_").replace("__", "/") if wait else f"part/{name}"
+        size = {"calls": 4, "bytes": 4 * 2**20} if wait else {}
+        found.append(run(key, value, value, rank_class=stage, **size))
+    return found
+
+
+def whole_run(plan_: Plan, *parts: Measurement, step_s: float, optimizer_s: float) -> Measurements:
+    step = run("step", step_s, step_s, rank_class="all")
+    update = run("optimizer", optimizer_s, optimizer_s)
+    return measured(*(replace(one, plan_sha256=plan_.decision.sha256) for one in (step, update, *parts)))
+
+
+def test_the_stage_that_computes_longest_stands_beside_the_promise_and_its_parts_add_up() -> None:
+    promise = replace(plan(), predicted=PREDICTION)
+    parts = [*parts_run("stage 1", compute=0.1), *parts_run("stage 0", compute=2.0, bubble=0.5, wait_pp__p2p=0.5)]
+    where = compare(promise, whole_run(promise, *parts, step_s=4.0, optimizer_s=0.25))["where"]
+    assert where["stage"] == "stage 0"
+    rows = {row["part"]: row["measured_s"] for row in where["parts"]}
+    assert rows == pytest.approx(
+        {"compute": 2.0, "communication": 0.0, "bubble": 0.5, "optimizer": 0.25, "other": 1.25}
+    )
+    assert where["collectives"] == []
+    for row in where["parts"]:
+        assert row["difference_s"] == pytest.approx(row["predicted_s"] - row["measured_s"])
+
+
+def test_the_collective_that_was_waited_for_longest_beyond_its_promise_is_named() -> None:
+    promise = real_plan(real_problem(), tp=2, dp=4, zero=2, mbs=2)
+    parts = parts_run("stage 0", compute=0.001, wait_tp__all_gather=50.0, wait_dp_shard__reduce_scatter=80.0)
+    document = compare(promise, whole_run(promise, *parts, step_s=140.0, optimizer_s=0.001))
+    where = document["where"]
+    assert [row["axis"] for row in where["collectives"]] == ["dp_shard", "tp"]
+    assert all(0 < row["alone_s"] < row["measured_s"] for row in where["collectives"])
+    assert re.fullmatch(
+        r"communication: \d+ s less were promised than measured, mostly for reduce_scatter over dp_shard",
+        where["largest"],
+    )
+    assert "stood still" in comparison_table(document)
+    assert document["tokens_per_s_per_gpu"]["measured"] == pytest.approx(promise.decision.workload.tokens / 140.0 / 8)
+
+
+def test_a_run_that_does_not_say_its_parts_has_no_such_table() -> None:
+    document = compare(plan(), measured(run("step", 4.0)))
+    assert document["where"] is None
+    assert "stood still" not in comparison_table(document)
+
+
+def test_memory_by_phase_stands_beside_the_promise_of_that_phase() -> None:
+    stage = PREDICTION.stages[0]
+    memory = MeasuredMemory(kind=MemoryKind(PREDICTION.memory_kind), peak_bytes=3 * GIB)
+    phase = next(iter(stage.phase_memory_bytes))
+    found = compare(plan(), measured(run("step", 4.0), run(f"memory/{phase}", 1.0, memory=memory)))
+    (row,) = found["memory_by_phase"]
+    assert row["predicted_gib"] == pytest.approx(stage.phase_memory_bytes[phase] / GIB)
+    assert row["measured_gib"] == 3
+    assert "memory by phase" in comparison_table(found)
