@@ -116,6 +116,17 @@ def test_a_broken_link_of_a_mesh_slows_its_node(tmp_path: Path) -> None:
     assert odd.intra_factor == pytest.approx(6 / 7)
 
 
+def test_a_ring_of_links_has_no_more_than_its_links(tmp_path: Path) -> None:
+    """Three of seven peers have a link of their own: three sevenths of what a GPU of a full mesh has."""
+    types = [["0" if i == j else "XGMI" for j in range(8)] for i in range(8)]
+    weights = [["0" if i == j else "15" if (i - j) % 8 in (1, 4, 7) else "30" for j in range(8)] for i in range(8)]
+    path = tmp_path / "topo.txt"
+    path.write_text(rocm(weights, types))
+    cluster = read_cluster(f"{path},gpu=mi300x")
+    assert cluster.pools[0].kind.intra.bandwidth_bytes_per_s == pytest.approx(448e9 * 3 / 7)
+    assert cluster.exceptions == ()
+
+
 def test_the_sample(shared: Path) -> None:
     node = node_of(read_text(shared / "samples" / "rocm" / "showtopo_8gpu_two_xgmi_hives.txt"))
     assert [node.paths[0, other].way.value for other in range(1, 8)] == ["XGMI"] * 3 + ["SYS"] * 4

@@ -8,8 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.errors import InputError
+from planner.readers.topology.products import device_of
 from planner.readers.topology.seen import SeenDevices, SeenNode, SeenNvlinks, SeenP2p, Way
-from planner.readers.topology.smi_lists import is_smi_list, is_smi_query, read_smi_list, read_smi_query
+from planner.readers.topology.smi_lists import (
+    is_smi_list,
+    is_smi_query,
+    is_smi_table,
+    read_smi_list,
+    read_smi_query,
+    read_smi_table,
+)
 from planner.readers.topology.smi_topo import is_smi_topo, read_smi_topo
 from planner.readers.topology.text import read_text
 
@@ -187,3 +195,26 @@ def test_a_damaged_query(text: str, words: str) -> None:
     with pytest.raises(InputError) as error:
         read_smi_query(text, "query.csv")
     assert words in str(error.value)
+
+
+TABLE = """\
++-----------------------------------------+------------------------+----------------------+
+|   0  NVIDIA H100 80GB HBM3          On  |   00000000:9D:00.0 Off |                    0 |
+| N/A   31C    P0             72W /  700W |       0MiB /  81559MiB |      0%      Default |
+|                                         |                        |             Disabled |
++-----------------------------------------+------------------------+----------------------+
+|   1  NVIDIA A100-SXM...             Off | 00000000:C3:00.0   Off |                    0 |
+| N/A   29C    P0             69W /  400W |       3MiB /  40960MiB |      0%      Default |
+"""
+
+
+def test_the_table_of_plain_nvidia_smi() -> None:
+    assert is_smi_table(TABLE)
+    (found,) = read_smi_table(TABLE, "smi.txt")
+    assert [gpu.name for gpu in found.gpus] == ["NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM..."]
+    assert [device_of(gpu.name or "", gpu.memory_bytes, "smi.txt").name for gpu in found.gpus] == ["h100", "a100-40"]
+
+
+def test_a_variant_with_other_memory_has_the_memory_that_is_shown() -> None:
+    assert device_of("NVIDIA H20-3e", 143771 * 2**20, "x").memory_bytes == 143771 * 2**20
+    assert device_of("NVIDIA H100 NVL", 95830 * 2**20, "x").memory_bytes == 95830 * 2**20

@@ -25,7 +25,7 @@ from planner.readers.topology.words import Words
 from planner.readers.topology.yaml_text import first_lines, parse_yaml
 
 KNOWN = (
-    "nvidia-smi topo -m, topo -p2p r, -L, nvlink -s, --query-gpu=name,memory.total,... --format=csv; rocm-smi --showtopo; "
+    "nvidia-smi topo -m, topo -p2p r, -L, nvlink -s, plain nvidia-smi, --query-gpu=name,memory.total,... --format=csv; rocm-smi --showtopo; "
     "amd-smi topology; NCCL's topology XML; nccl-tests (table or -J); Slurm's topology.conf, topology.yaml, scontrol show topology; "
     "kubectl get nodes -o json|yaml; topograph's models; a hostfile; a cluster or a probe of Meshwright's own (JSON)"
 )
@@ -89,6 +89,7 @@ def _texts(text: str, source: str, words: Words) -> list[Seen]:
     readers: tuple[tuple[Callable[[str], bool], Callable[[str, str], Any]], ...] = (
         (smi_topo.is_smi_topo, smi_topo.read_smi_topo),
         (smi_lists.is_smi_list, smi_lists.read_smi_list),
+        (smi_lists.is_smi_table, smi_lists.read_smi_table),
         (smi_lists.is_smi_query, smi_lists.read_smi_query),
         (amd.is_amd, amd.read_amd),
         (nccl_tests.is_nccl_tests, lambda some, name: nccl_tests.read_nccl_tests(some, name, ranks=words.ranks)),

@@ -182,7 +182,9 @@ def _fast_link(
     if any(path.way is Way.XGMI for path in node.paths.values()):
         if not is_domain:
             raise InputError(f"{node.source} shows xGMI, and a {kind.device.name} has none; say the right gpu=")
-        return kind.intra
+        group = domains.groups[0]
+        direct = max(domains.links[gpu] for gpu in group) / (len(group) - 1)
+        return replace(kind.intra, bandwidth_bytes_per_s=kind.intra.bandwidth_bytes_per_s * min(1.0, direct))
     if own is None:
         raise InputError(f"{node.source} shows NVLink, and a {kind.device.name} has none; say the right gpu=")
     most, each, name = own

@@ -44,6 +44,9 @@ PRODUCTS = {
 }
 """(vendor, device) -> product (the PCI ID Repository, pci.ids)."""
 
+_EMULATED = 1e9
+"""Slower bridges are those of virtual machines, which say 2.5 GT/s and one lane whatever is behind them."""
+
 _SWITCH_CLASS = "0x0680"
 """Class of what an NVLink ends at where that is an NVSwitch."""
 _ETHERNET = re.compile(r"(?:eth|en[opsx]|veth|docker|br-|bond|lo\b|ib\d+$)")
@@ -205,7 +208,8 @@ def _pcie(pci: _Element) -> float | None:
     lanes = pci.get("link_width")
     if generation is None or not lanes.isdigit() or not 0 < int(lanes[:4]) <= 32:
         return None
-    return PCIE_BYTES_PER_S_OF_LANE[generation] * int(lanes)
+    rate = PCIE_BYTES_PER_S_OF_LANE[generation] * int(lanes)
+    return rate if rate > _EMULATED else None
 
 
 def _nics(cpus: list[_Element]) -> tuple[list[tuple[SeenNic, _Element]], list[str]]:

@@ -87,6 +87,29 @@ def _refuse_gaps(names: Mapping[int, object], source: str) -> None:
         )
 
 
+# The table of plain nvidia-smi --------------------------------------------------------------------------------------
+
+_ROW = re.compile(r"^\|\s+(\d{1,3})\s+(\S.*?)\s+(?:On|Off|N/A)\s+\|\s+[0-9A-Fa-f]{8}:", re.MULTILINE)
+_MEMORY = re.compile(r"/\s*(\d{3,7})MiB\s*\|")
+
+
+def is_smi_table(text: str) -> bool:
+    """What `nvidia-smi` prints without arguments."""
+    return "MiB" in text and bool(_ROW.search(text))
+
+
+def read_smi_table(text: str, source: str) -> list[SeenDevices]:
+    """The GPUs by name and memory."""
+    found = list(_ROW.finditer(text))
+    gpus = {}
+    for row, following in zip(found, [*found[1:], None], strict=True):
+        memory = _MEMORY.search(text, row.end(), following.start() if following else len(text))
+        number = _number(row[1], MOST_GPUS_OF_NODE, "GPU", source)
+        gpus[number] = SeenGpu(name=row[2], memory_bytes=int(memory[1]) * 2**20 if memory else None)
+    _refuse_gaps(gpus, source)
+    return [SeenDevices(source=f"{source} (nvidia-smi)", gpus=tuple(gpus[index] for index in range(len(gpus))))]
+
+
 # --query-gpu -------------------------------------------------------------------------------------------------------
 
 
