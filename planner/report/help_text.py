@@ -17,6 +17,8 @@ from planner.readers.node_presets import cluster_names, node_kind
 from planner.readers.pins import Op
 from planner.readers.request_keys import GROUP_KEYS, SECTION_KEYS, SECTIONS
 from planner.readers.runtimes import read_runtime, runtime_names
+from planner.readers.topology.formats import KNOWN
+from planner.readers.topology.words import MEANINGS
 from planner.report.runs_text import columns_of_runs
 from planner.report.support_text import support_lines
 from planner.report.words import billions, columns, joined, memory, paragraph, row
@@ -217,6 +219,23 @@ def _clusters() -> list[str]:
         *columns(table, right=(2, 3, 5)),
         "",
         "memory of one GPU is what its driver shows; domain: GPUs that share a fast domain",
+        "",
+        *_pasted(),
+    ]
+
+
+def _pasted() -> list[str]:
+    """Files that people paste, and the facts beside them."""
+    return [
+        paragraph(
+            "Or files that people have or paste, with commas between (in `probe` with blanks): the inside of a node from one, the fabric "
+            "from another, measured tables over both, as in topo.txt,topology.conf,all_reduce.txt,gpu=h100. What no file says is taken as "
+            "the GPU is sold, and listed. `meshwright probe FILE ...` draws the cluster, says what is odd and what that costs; -o writes "
+            "FILE.json, which --cluster reads, or draws FILE.png."
+        ),
+        "",
+        row("files", KNOWN),
+        *(row(f"{word}=", meaning) for word, meaning in MEANINGS.items()),
     ]
 
 

@@ -111,3 +111,19 @@ def test_a_plan_takes_the_measured_curves(files: list[str], capsys: pytest.Captu
     capsys.readouterr()
     main(["predict", str(request), "--json"])
     assert json.loads(capsys.readouterr().out)["predicted"]["step_s"] == pytest.approx(steps[1])
+
+
+def test_the_readme_prints_a_verdict_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+    path = tmp_path / "topo.txt"
+    path.write_text(matrix(cells=off(2)))
+    assert main(["probe", str(path), "gpu=b200"]) == 0
+    text = capsys.readouterr().out
+    assert text[text.index("verdict ") : text.index("\n\nassumed")] in readme
+
+
+def test_help_names_every_word_and_format(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help", "clusters"]) == 0
+    text = capsys.readouterr().out
+    for words in ("nccl-tests (table or -J)", "hostfile", "gpu=", "inter=", "oversubscription="):
+        assert words in text
