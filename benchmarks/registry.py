@@ -17,7 +17,7 @@ Raises FileNotFoundError where it needs the folder.
 """
 
 _BENCHMARKS: dict[str, Benchmark] = {}
-_FILES = ("simulation", "schedules", "pricing", "terms", "planning", "picks", "cases")
+_FILES = ("simulation", "schedules", "pricing", "terms", "planning", "picks", "cases", "topology")
 """Files of this folder that register one."""
 
 

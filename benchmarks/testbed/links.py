@@ -37,6 +37,8 @@ class Links:
     """Host -> all that reaches it together."""
     delays: tuple[Delay, ...] = ()
     """Delayed pairs; their own rates hold in place of those above."""
+    switch_delay_s: float = 0.0
+    """Added to each packet between any two hosts, at the rates of their interfaces: a switch far away."""
 
     def __post_init__(self) -> None:
         rates = [*self.pairs_bits_per_s.values(), *self.out_bits_per_s.values(), *self.in_bits_per_s.values()]
@@ -50,6 +52,9 @@ class Links:
         ends += [*self.out_bits_per_s, *self.in_bits_per_s]
         if strange := sorted({host for host in ends if not 0 <= host < NUM_HOSTS}):
             raise ValueError(f"host {strange[0]}: hosts are 0..{NUM_HOSTS - 1}")
+        unsaid = set(range(NUM_HOSTS)) - (set(self.out_bits_per_s) & set(self.in_bits_per_s))
+        if self.switch_delay_s and (unsaid or self.delays):
+            raise ValueError("a switch that delays needs the rates of every host's interface, and no other delays")
         for delay in self.delays:
             if delay.hosts[0] == delay.hosts[1] or not 0 < delay.one_way_s < math.inf:
                 raise ValueError(f"delay of hosts {delay.hosts}, {delay.one_way_s} s: two hosts and a positive time")
@@ -68,7 +73,7 @@ def two_pairs(near_bits_per_s: float, far_bits_per_s: float, delays: tuple[Delay
     )
 
 
-def star(bits_per_s: float, of_host: Mapping[int, float] | None = None) -> Links:
+def star(bits_per_s: float, of_host: Mapping[int, float] | None = None, delay_s: float = 0.0) -> Links:
     """Each host has one interface of `bits_per_s` in each direction, those in `of_host` another one, to a switch that is never full."""
     rates = {host: (of_host or {}).get(host, bits_per_s) for host in range(NUM_HOSTS)}
-    return Links(out_bits_per_s=rates, in_bits_per_s=rates)
+    return Links(out_bits_per_s=rates, in_bits_per_s=rates, switch_delay_s=delay_s)

@@ -6,6 +6,7 @@ the process's number: what a process left that was killed is found and removed b
 
 import atexit
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -115,7 +116,12 @@ class Network:
             self._shape_out(number, links)
             self._shape_in(number, links)
         for delay in links.delays:
-            self._delay(*delay.hosts, delay.one_way_s, delay.bits_per_s)
+            self._delay(delay.hosts, delay.one_way_s, (delay.bits_per_s,) * 2, (None,) * 2)
+        if links.switch_delay_s:
+            out, into = (
+                [rates[host] for host in range(NUM_HOSTS)] for rates in (links.out_bits_per_s, links.in_bits_per_s)
+            )
+            self._delay(range(NUM_HOSTS), links.switch_delay_s, out, into)
 
     def _shape_out(self, number: int, links: Links) -> None:
         """One class for all that leaves the host, and below it one for each destination."""
@@ -143,14 +149,23 @@ class Network:
         if bits_per_s is not None:
             _interface(("tc",), device, bits_per_s)
 
-    def _delay(self, a: int, b: int, one_way_s: float, bits_per_s: float) -> None:
-        ends = (self.host(a), self.address(a), self.host(b), self.address(b))
-        command = [sys.executable, relay.__file__, *ends, str(one_way_s), str(bits_per_s), f"mwtun{a}{b}"]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    def _delay(
+        self, hosts: Sequence[int], one_way_s: float, out: Sequence[float], into: Sequence[float | None]
+    ) -> None:
+        asked = {
+            "hosts": [(self.host(host), self.address(host)) for host in hosts],
+            "out_bits_per_s": list(out),
+            "in_bits_per_s": list(into),
+            "delay_s": one_way_s,
+            "name": f"mwtun{''.join(map(str, hosts))}",
+        }
+        process = subprocess.Popen(
+            [sys.executable, relay.__file__, json.dumps(asked)], stdout=subprocess.PIPE, text=True
+        )
         self._relays.append(process)
         assert process.stdout is not None
         if process.stdout.readline().strip() != "up":
-            raise NetworkError(f"the relay between hosts {a} and {b} did not start: exit code {process.wait(RELAY_S)}")
+            raise NetworkError(f"the relay between hosts {hosts} did not start: exit code {process.wait(RELAY_S)}")
 
     def cut(self, a: int, b: int) -> None:
         """Hosts `a` and `b` no longer reach each other; all other pairs do."""

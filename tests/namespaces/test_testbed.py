@@ -116,3 +116,16 @@ def test_what_a_living_process_has_is_left_alone() -> None:
         assert names_of(os.getppid())
     finally:
         parent.remove()
+
+
+def test_a_far_switch_delays_and_shares_interfaces(tmp_path: Path) -> None:
+    size = 500_000
+    with network(star(40 * MEGABIT, {3: 20 * MEGABIT}, delay_s=0.02)) as net:
+        both = f"1-0:{size}+2-0:{size}"
+        seconds = talked(net, tmp_path, "0-1:8", f"0-1:{size}", both, f"3-1:{size}")
+    alone_s = size * 8 / 40e6
+    assert seconds["0-1:8"] == pytest.approx(0.04, rel=0.2)
+    # TCP needs some round trips until it sends at the full rate
+    assert alone_s + 0.03 < seconds[f"0-1:{size}"] < alone_s + 0.15
+    assert 2 * alone_s + 0.03 < seconds[both] < 2 * alone_s + 0.15
+    assert 2 * alone_s + 0.03 < seconds[f"3-1:{size}"] < 2 * alone_s + 0.15

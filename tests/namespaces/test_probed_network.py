@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+import benchmarks.testbed
 from benchmarks.testbed.links import NUM_HOSTS, Delay, two_pairs
 from benchmarks.testbed.network import Network, network, unavailable
 from cost_models.collectives import collective_s, fabric
@@ -19,7 +20,7 @@ pytestmark = [pytest.mark.timeout(240), pytest.mark.skipif(WHY_NOT is not None, 
 NEAR, FAR = 1e9, 1e8
 DELAY_S = 0.01
 DELAYED = (0, 2)
-PROGRAM = Path(__file__).with_name("probe_ranks.py")
+PROGRAM = Path(benchmarks.testbed.__file__).with_name("probe_ranks.py")
 
 
 def probed(net: Network, folder: Path, timeout_s: float = 5.0) -> tuple[Probe, Path, str]:
