@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from planner.errors import InputError, NotYetError
 from planner.readers.clusters import read_joined
 from planner.readers.topology.curves import curve_of, marked, regimes
-from planner.readers.topology.nccl_tests import is_nccl_json, is_nccl_tests, read_nccl_json, read_nccl_tests
+from planner.readers.topology.nccl_rows import is_nccl_json, is_nccl_tests
+from planner.readers.topology.nccl_tests import read_nccl_json, read_nccl_tests
 from planner.readers.topology.seen import SeenCollective
 from planner.readers.topology.text import read_text
 
@@ -282,3 +283,29 @@ def test_a_dip_is_spread_over_its_neighbours() -> None:
     assert not any(point.is_outlier for point in points)
     seconds = curve_of(points, "test", "2026-12-01").seconds
     assert seconds[1] == seconds[2] == pytest.approx(math.sqrt(11e-6 * 10.5e-6))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        " 1073741824 268435456 float sum -1 8687.1 123.60 216.30 0 8719.1 123.15 215.51 0",
+        " 1073741824 268435456 float sum -1 8687.1 123.60 216.30 N/A 8719.1 123.15 215.51 N/A",
+        " 1073741824 268435456 float sum 8687.1 123.60 216.30 2e-06 8719.1 123.15 215.51 2e-06",  # before roots were printed
+        " 1073741824 268435456 float sum -1 8687.1 123.60 216.30 0 8719.1 123.15 215.51 0 2026-03-01 10:00:00",
+        " 1073741824 268435456 float sum -1 8687.1 123.60 216.30 0 8600.0 8800.0 8790.0 0.50 8719.1 123.15 215.51 0 8600.0 8800.0 8790.0 0.50",
+        " 1073741824 268435456 float sum -1                                  8687.1 123.60 216.30 0",  # in place alone
+        "[1,0]<stdout>:  1073741824     268435456     float     sum      -1   8.7e+03  123.60  216.30      0   8719.1  123.15  215.51      0",
+    ],
+)
+def test_rows_of_every_release(row: str) -> None:
+    found = only(f"# busbw\n{row}\n")
+    assert (found.collective, found.num_ranks, len(found.points)) == ("all_reduce", 8, 1)
+    assert found.points[0].seconds == pytest.approx(8687.1e-6, rel=0.003)
+
+
+@pytest.mark.parametrize(
+    "row", [" 1073741824 268435456 float sum -1 8687.1 123.60", " 8 2 float sum -1 N/A N/A N/A 0 N/A N/A N/A 0"]
+)
+def test_rows_that_are_cut(row: str) -> None:
+    with pytest.raises(InputError):
+        only(f"# busbw\n{row}\n")

@@ -1,16 +1,21 @@
 """Every sample of other people's machines becomes a cluster, or is refused with a reason; what holds of any cluster's graph."""
 
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import networkx as nx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cost_models.graph import BANDWIDTH, graph
 from cost_models.records import Cluster
 from planner.errors import InputError
+from planner.fabric_findings import findings
 from planner.readers.clusters import read_cluster, read_joined
+from tests.unit.test_fabric_findings import matrix
 
 SMI, XML, ROCM = "nvidia_smi_topo", "nccl_topo_xml", "rocm"
 
@@ -138,3 +143,33 @@ def test_measured_curves_lie_over_the_links_that_bind_them(shared: Path) -> None
     over = read_joined([f"h100x16,{table}"])
     assert over.cluster == read_cluster("h100x16")
     assert over.measured == replace(found.measured, machine="h100x16")
+
+
+@settings(max_examples=60)
+@given(
+    gpus=st.sampled_from([1, 2, 4, 8]),
+    usual=st.sampled_from(["NV18", "NV12", "NV4", "PIX", "SYS"]),
+    odd=st.dictionaries(
+        st.tuples(st.integers(0, 7), st.integers(0, 7)).filter(lambda pair: pair[0] < pair[1]),
+        st.sampled_from(["NV18", "NV6", "NODE", "SYS"]),
+        max_size=6,
+    ),
+    nics=st.integers(0, 9),
+    leaves=st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    narrow=st.sampled_from([1, 2, 7.5]),
+)
+def test_generated_files_hold_together(
+    gpus: int, usual: str, odd: dict[tuple[int, int], str], nics: int, leaves: list[int], narrow: float
+) -> None:
+    """Any matrix over any tree of two levels: a cluster that holds together, or one error."""
+    with tempfile.TemporaryDirectory() as folder:
+        topo, conf = Path(folder, "topo.txt"), Path(folder, "topology.conf")
+        topo.write_text(matrix(gpus, usual, {pair: word for pair, word in odd.items() if max(pair) < gpus}, nics))
+        lines = [f"SwitchName=l{n} Nodes=n{n}x[1-{size}]" for n, size in enumerate(leaves)]
+        conf.write_text("\n".join(["SwitchName=r Switches=" + ",".join(f"l{n}" for n in range(len(leaves))), *lines]))
+        found = read_joined([str(topo), str(conf), "gpu=h100", f"oversubscription={narrow}"])
+    holds_together(found.cluster)
+    assert found.cluster.num_nodes == sum(leaves)
+    assert found.cluster.pools[0].kind.gpus_per_node == gpus
+    for finding in findings(found):
+        assert finding.cost is None or finding.cost.times > 1

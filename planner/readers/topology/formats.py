@@ -12,6 +12,7 @@ from planner.readers.topology import (
     amd,
     hostfile,
     kubernetes,
+    nccl_rows,
     nccl_tests,
     nccl_xml,
     slurm,
@@ -70,7 +71,7 @@ def _json(text: str, source: str, words: Words) -> list[Seen] | dict[str, Any]:
 
 def _of_data(data: Any, source: str, words: Words) -> list[Seen] | None:
     """What plain data holds; None where it is of no known kind."""
-    if nccl_tests.is_nccl_json(data):
+    if nccl_rows.is_nccl_json(data):
         return list(nccl_tests.read_nccl_json(data, source, ranks=words.ranks))
     if kubernetes.is_kubernetes(data):
         return list(kubernetes.read_kubernetes(data, source))
@@ -92,7 +93,7 @@ def _texts(text: str, source: str, words: Words) -> list[Seen]:
         (smi_lists.is_smi_table, smi_lists.read_smi_table),
         (smi_lists.is_smi_query, smi_lists.read_smi_query),
         (amd.is_amd, amd.read_amd),
-        (nccl_tests.is_nccl_tests, lambda some, name: nccl_tests.read_nccl_tests(some, name, ranks=words.ranks)),
+        (nccl_rows.is_nccl_tests, lambda some, name: nccl_tests.read_nccl_tests(some, name, ranks=words.ranks)),
         (slurm.is_slurm, lambda some, name: slurm.read_slurm(some, name, below=words.switch)),
         (kubernetes.is_labelled_list, kubernetes.read_labelled_list),
     )

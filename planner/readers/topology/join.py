@@ -269,7 +269,10 @@ def _hosts(pieces: Pieces, words: Words, said: list[str]) -> list[SeenHost]:
         if pieces.node is not None and words.nodes is None and count == 1:
             said.append("one node, the one that was seen (nodes=N for more, or a file of the fabric)")
         return [SeenHost(name="node", num_gpus=inside)] * count
-    hosts = [replace(host, num_gpus=_agreed(host, inside, pieces)) for host in pieces.fabric.hosts]
+    refuse_too_many(len(pieces.fabric.hosts) * (inside or 1))
+    hosts = list(pieces.fabric.hosts)
+    if inside is not None:
+        hosts = [replace(host, num_gpus=_agreed(host, inside, pieces)) for host in hosts]
     if words.nodes not in (None, len(hosts)):
         raise InputError(f"nodes={words.nodes}, and {pieces.fabric.source} has {len(hosts):,}; leave nodes= out")
     kinds = list(dict.fromkeys((host.gpu, host.memory_bytes, host.num_gpus) for host in hosts))
@@ -318,14 +321,14 @@ def _measured_nodes(pieces: Pieces) -> int | None:
     return max(found) if found else None
 
 
-def _agreed(host: SeenHost, inside: int | None, pieces: Pieces) -> int | None:
+def _agreed(host: SeenHost, inside: int, pieces: Pieces) -> int:
     """GPUs of a host, from the fabric and from inside."""
-    if host.num_gpus is not None and inside is not None and host.num_gpus != inside:
+    if host.num_gpus is not None and host.num_gpus != inside:
         fabric = pieces.fabric.source if pieces.fabric else ""
         raise InputError(
             f"{fabric}: {host.name} has {host.num_gpus} GPUs, and the node that was looked into {inside}; give files of one kind of node"
         )
-    return host.num_gpus or inside
+    return inside
 
 
 def _mixed(pieces: Pieces, hosts: Sequence[SeenHost], words: Words, said: list[str]) -> Cluster | None:
