@@ -10,7 +10,7 @@ for inputs, labels in loader:
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from weakref import WeakSet
@@ -326,6 +326,7 @@ class Parallel:
         self._num_targets = (labels != IGNORE).sum()
         if self._batch_group is not None:
             dist.all_reduce(self._num_targets, group=self._batch_group)
+        before = self._set_aside()
         self._num_targets.clamp_(min=1)  # a batch without targets: 0, where 0/0 would end the training
         with ExitStack() as contexts:
             if layout.tp > 1:
@@ -337,7 +338,7 @@ class Parallel:
         with self.phases("reduce"):
             if self._loss_group is not None:
                 dist.all_reduce(loss, group=self._loss_group)
-            self._finish_gradients()
+            self._finish_gradients(before)
         return loss
 
     def _own_slice(self, batch: Tensor) -> Tensor:
@@ -394,17 +395,35 @@ class Parallel:
             summed = summed.to_local()
         return summed * (self.decision.layout.dp / self._num_targets)
 
-    def _finish_gradients(self) -> None:
-        """What data parallelism leaves undone: norms under sequence parallelism, and a tied weight in two stages."""
+    def _finish_gradients(self, before: Sequence[tuple[nn.Parameter, Tensor]]) -> None:
+        """What data parallelism leaves undone: norms under sequence parallelism, and a tied weight in two stages.
+
+        `before` are gradients of earlier steps that were set aside: what is summed here is this step's alone.
+        """
         if self.decision.layout.tp > 1 and self.decision.layout.dp == 1:
             reduce_partial_gradients(list(self.parameters()))
+        for weight in self._tied_weights():
+            sum_tied_gradients(weight, self.mesh["pp"])
+        for weight, gradient in before:
+            assert weight.grad is not None
+            weight.grad += gradient
+
+    def _tied_weights(self) -> Iterator[nn.Parameter]:
+        """This rank's weights that another stage holds too, and trains."""
         if self.tied_across_stages:
             for stage in self.stages:
                 name = stage.anatomy.embedding if stage.has_embedding else stage.anatomy.head
                 if stage.has_embedding or stage.has_head:
                     weight = stage.get_submodule(name).weight
                     if weight.requires_grad:
-                        sum_tied_gradients(weight, self.mesh["pp"])
+                        yield weight
+
+    def _set_aside(self) -> list[tuple[nn.Parameter, Tensor]]:
+        """Take the gradients of earlier steps from tied weights: both ends have them, and would add them once more."""
+        before = [(weight, weight.grad) for weight in self._tied_weights() if weight.grad is not None]
+        for weight, _ in before:
+            weight.grad = None
+        return before
 
     # Norm of the gradients ------------------------------------------------------------------------------------------
 
