@@ -423,7 +423,7 @@ def _hidden(problem: Problem, cells: Cells, links: Fabric) -> _Hidden:
     which = (problem.cluster.pools[0].kind.device.family, runtime.name)
     tensor = np.zeros(len(cells))
     if runtime.overlaps_tp:
-        far = crosses(links.domain_size, links.num_gpus, cells.tp, cells.stride("tp"))
+        far = crosses(links.domain_size, cells.world, cells.tp, cells.stride("tp"))
         tensor = np.where(far, 0.0, value(calibration, "overlap.tp", *which))
     ring = runtime.context_exchange is ContextExchange.RING
     return _Hidden(
@@ -482,8 +482,10 @@ def _shard_traffic(problem: Problem, cells: Cells, links: Fabric, common: FloatA
     forward = backward = Seconds.zeros(common.shape)
     for params, group in ((common, cells.shard_group), (routed, cells.expert_shard_group)):
         if each.any() and params.any():
-            gather = collective_s(links, Collective.ALL_GATHER, params * element, *group)
-            reduced = collective_s(links, Collective.REDUCE_SCATTER, params * reduce_bytes(problem), *group)
+            gather = collective_s(links, Collective.ALL_GATHER, params * element, *group, world=cells.world)
+            reduced = collective_s(
+                links, Collective.REDUCE_SCATTER, params * reduce_bytes(problem), *group, world=cells.world
+            )
             forward = forward + gather.scaled(once)
             backward = backward + gather.scaled(twice) + reduced.scaled(each)
     return Traffic(forward=forward, backward=backward)

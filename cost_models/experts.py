@@ -73,10 +73,12 @@ def exchanges(problem: Problem, cells: Cells, fabric: Fabric, part: Share) -> Se
     """
     element = compute.element_bytes(problem.workload.precision)
     gathered = part.routed_rows * problem.model.hidden * element
-    both_ways = collective_s(fabric, Collective.ALL_TO_ALL, gathered / part.etp, *cells.expert_group).scaled(2.0)
+    world = cells.world
+    sent = gathered / part.etp
+    both_ways = collective_s(fabric, Collective.ALL_TO_ALL, sent, *cells.expert_group, world=world).scaled(2.0)
     group = (cells.etp, cells.expert_strides[0])
-    around = collective_s(fabric, Collective.ALL_GATHER, gathered, *group) + collective_s(
-        fabric, Collective.REDUCE_SCATTER, gathered, *group
+    around = collective_s(fabric, Collective.ALL_GATHER, gathered, *group, world=world) + collective_s(
+        fabric, Collective.REDUCE_SCATTER, gathered, *group, world=world
     )
     return both_ways + around
 

@@ -99,8 +99,8 @@ def links_needed(problem: Problem, layouts: Sequence[Layout]) -> tuple[str, ...]
     seconds: dict[str, float] = defaultdict(float)
     for kind, num_bytes, (size, stride), count in _calls(problem, cells, part):
         size, stride, num_bytes, count = np.broadcast_arrays(size, stride, num_bytes, count)
-        classes = link_classes(links, size, stride)
-        times = collective_s(links, kind, num_bytes, size, stride).total * count
+        classes = link_classes(links, size, stride, cells.world)
+        times = collective_s(links, kind, num_bytes, size, stride, world=cells.world).total * count
         for ranks, length, name, time in zip(size, num_bytes, classes, times, strict=True):
             if time > 0 and f"{kind.value}/{int(ranks)}/{name}" not in links.curves:
                 seconds[f"{kind.value}/{int(ranks)}/{int(length)}/{name}"] += float(time)

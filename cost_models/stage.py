@@ -66,7 +66,7 @@ class Late:
 def _late_traffic(prices: BlockPrices, cell: int | NDArray[np.int64], params: FloatArray, *, experts: bool) -> Late:
     """Of all but the routed experts, or of these; `cell` is one for all `params`, or one for each."""
     problem, cells, links = prices.problem, prices.cells, prices.fabric
-    zero = cells.zero[cell]
+    zero, world = cells.zero[cell], cells.world[cell]
     groups = (
         (cells.expert_shard_group, cells.expert_replica_group) if experts else (cells.shard_group, cells.replica_group)
     )
@@ -74,17 +74,17 @@ def _late_traffic(prices: BlockPrices, cell: int | NDArray[np.int64], params: Fl
     gradient = params * reduce_bytes(problem)
     weight = params * compute.element_bytes(problem.workload.precision)
     gradients = collective_s(
-        links, Collective.ALL_REDUCE, gradient / np.where(zero >= 1, shard, 1), copies, copy_stride
+        links, Collective.ALL_REDUCE, gradient / np.where(zero >= 1, shard, 1), copies, copy_stride, world=world
     )
     weights = Seconds.zeros(params.shape)
     late = synchronised_late(problem, cells)[cell]
     scattered = (zero == 1) | ((zero >= 2) & late)
     gathered = (zero == 1) | ((zero >= 2) & (late | (cells.gather[cell] == Gather.STEP)))
     if np.any(scattered):
-        reduced = collective_s(links, Collective.REDUCE_SCATTER, gradient, shard, shard_stride)
+        reduced = collective_s(links, Collective.REDUCE_SCATTER, gradient, shard, shard_stride, world=world)
         gradients = gradients + reduced.scaled(scattered)
     if np.any(gathered):
-        weights = collective_s(links, Collective.ALL_GATHER, weight, shard, shard_stride).scaled(gathered)
+        weights = collective_s(links, Collective.ALL_GATHER, weight, shard, shard_stride, world=world).scaled(gathered)
     return Late(gradients=gradients, weights=weights)
 
 
@@ -283,7 +283,9 @@ def _tied_exchange(prices: BlockPrices, cell: int, shape: ColumnShape) -> Second
     together = prices.cells.schedule[cell] in V_PLACED  # a V begins and ends on one device
     if not copies or pp == 1 or together:
         return Seconds.zeros(apart.shape)
-    exchanged = collective_s(prices.between or prices.fabric, Collective.ALL_REDUCE, copies, 2, stride * (pp - 1))
+    world = None if prices.between else prices.cells.world[cell]
+    links = prices.between or prices.fabric
+    exchanged = collective_s(links, Collective.ALL_REDUCE, copies, 2, stride * (pp - 1), world=world)
     return exchanged.scaled(apart)
 
 
@@ -294,7 +296,11 @@ def gathered_hop_s(prices: BlockPrices, cell: int, factor: float = 1.0) -> float
         return 0.0
     tp = int(cells.tp[cell])
     whole = prices.hop_bytes[cell] * factor * tp
-    return float(collective_s(prices.fabric, Collective.ALL_GATHER, whole, tp, cells.stride("tp")[cell]).total)
+    return float(
+        collective_s(
+            prices.fabric, Collective.ALL_GATHER, whole, tp, cells.stride("tp")[cell], world=cells.world[cell]
+        ).total
+    )
 
 
 def _hops_behind(prices: BlockPrices, cell: int, stage: NDArray[np.int64], block: NDArray[np.int64]) -> FloatArray:
@@ -320,7 +326,9 @@ def _hop_table_s(prices: BlockPrices, cell: int, factor: float) -> FloatArray:
     # the share is of a formula that adds hops to the work; where the lists are played, they say what hides a hop
     seen = 1.0 - hidden if cells.schedule[cell] in WITH_FORMULA else 1.0
     gathered_s = gathered_hop_s(prices, cell, factor)
-    prices.hop_tables_s[cell, factor] = seen * (hop_s(prices.fabric, num_bytes, stride, pp) + gathered_s)
+    prices.hop_tables_s[cell, factor] = seen * (
+        hop_s(prices.fabric, num_bytes, stride, pp, int(cells.world[cell])) + gathered_s
+    )
     return prices.hop_tables_s[cell, factor]
 
 

@@ -45,10 +45,10 @@ def _calls_of_width(problem: Problem, cells: Cells, fabric: Fabric, part: Share,
     stride = cells.stride("tp")
     if problem.runtime.sequence_parallel:
         return TensorCalls(
-            gather=collective_s(fabric, Collective.ALL_GATHER, num_bytes, cells.tp, stride),
-            reduction=collective_s(fabric, Collective.REDUCE_SCATTER, num_bytes, cells.tp, stride),
+            gather=collective_s(fabric, Collective.ALL_GATHER, num_bytes, cells.tp, stride, world=cells.world),
+            reduction=collective_s(fabric, Collective.REDUCE_SCATTER, num_bytes, cells.tp, stride, world=cells.world),
         )
-    whole = collective_s(fabric, Collective.ALL_REDUCE, num_bytes, cells.tp, stride)
+    whole = collective_s(fabric, Collective.ALL_REDUCE, num_bytes, cells.tp, stride, world=cells.world)
     return TensorCalls(gather=Seconds.zeros(num_bytes.shape), reduction=whole)
 
 
@@ -84,7 +84,9 @@ def end_traffic(cells: Cells, fabric: Fabric, part: Share, calls: TensorCalls) -
     """(embedding, head) of a vocabulary that is divided over tp: a reduction behind the look-up, a gather before the head,
     and three all-reduces of one number a token in the loss (largest logit, sum, the label's logit).
     """
-    loss = collective_s(fabric, Collective.ALL_REDUCE, part.tokens * 4.0, cells.tp, cells.stride("tp"))
+    loss = collective_s(
+        fabric, Collective.ALL_REDUCE, part.tokens * 4.0, cells.tp, cells.stride("tp"), world=cells.world
+    )
     embedding = Traffic(forward=calls.reduction, backward=calls.gather)
     return embedding, Traffic(forward=calls.gather + loss.scaled(3.0), backward=calls.reduction)
 
@@ -100,9 +102,9 @@ def context_traffic(problem: Problem, cells: Cells, fabric: Fabric, part: Share)
     group = (cells.cp, cells.stride("cp"))
     if problem.runtime.context_exchange is ContextExchange.ALL_TO_ALL:
         sent = part.tokens * (part.queries + part.keys + part.values + part.outputs) * element
-        both = collective_s(fabric, Collective.ALL_TO_ALL, sent, *group)
+        both = collective_s(fabric, Collective.ALL_TO_ALL, sent, *group, world=cells.world)
         return Traffic(forward=both, backward=both)
     num_bytes = part.tokens * part.cp * (part.keys + part.values) * element
-    gather = collective_s(fabric, Collective.ALL_GATHER, num_bytes, *group)
-    scatter = collective_s(fabric, Collective.REDUCE_SCATTER, num_bytes, *group)
+    gather = collective_s(fabric, Collective.ALL_GATHER, num_bytes, *group, world=cells.world)
+    scatter = collective_s(fabric, Collective.REDUCE_SCATTER, num_bytes, *group, world=cells.world)
     return Traffic(forward=gather, backward=gather + scatter)

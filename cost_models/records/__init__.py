@@ -1,7 +1,18 @@
 """The nouns: plain frozen data with its JSON. Standard library only."""
 
 from cost_models.records.calibration import Calibration, Coefficient, Curve
-from cost_models.records.cluster import Cluster, Device, FabricException, FabricLevel, Link, NodeKind, Pool
+from cost_models.records.cluster import (
+    Cluster,
+    Device,
+    DomainShape,
+    FabricException,
+    FabricLevel,
+    Island,
+    Link,
+    NodeKind,
+    Pool,
+    SlowUplink,
+)
 from cost_models.records.codec import (
     SCHEMA_VERSION,
     RecordError,
@@ -59,9 +70,11 @@ __all__ = [
     "Curve",
     "Decision",
     "Device",
+    "DomainShape",
     "FabricException",
     "FabricLevel",
     "Gather",
+    "Island",
     "LayerGroup",
     "LayerKind",
     "Layout",
@@ -93,6 +106,7 @@ __all__ = [
     "Schedule",
     "Severity",
     "Silence",
+    "SlowUplink",
     "Stage",
     "StagePrediction",
     "StateBytes",

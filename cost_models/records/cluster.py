@@ -5,9 +5,10 @@ Nominal facts only: bandwidths and capacities, never seconds. Latencies belong t
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
-from cost_models.records.codec import RecordError
+from cost_models.records.codec import UNSAID, RecordError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +57,27 @@ class Link:
             )
 
 
+class DomainShape(StrEnum):
+    """How the devices of a fast domain are joined."""
+
+    SWITCHED = "switched"
+    """Through switches: all of a device's bandwidth to any other (NVSwitch)."""
+    MESH = "mesh"
+    """Each pair has a link of its own, an equal part of a device's bandwidth (xGMI of MI300X)."""
+    CUBE_MESH = "cube_mesh"
+    """Eight devices in two quads, six links each, one or two to four of the others (DGX-1 with V100)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Island:
+    """Devices of a node that links of their own join, where only slower ones join these islands: NVLink bridges of H100-NVL."""
+
+    num_gpus: int
+    """Devices of an island, neighbours in number."""
+    link: Link
+    """Bandwidth of one device into its island."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeKind:
     """One kind of node."""
@@ -78,8 +100,15 @@ class NodeKind:
     """Memory of the host; null = unknown."""
     host_link: Link | None = None
     """From a device to its host; null = unknown, and nothing that is offloaded can be priced."""
+    shape: DomainShape = field(default=DomainShape.SWITCHED, metadata=UNSAID)
+    """How `intra` joins the devices of a fast domain."""
+    island: Island | None = field(default=None, metadata=UNSAID)
+    """Devices with faster links among themselves than `intra`; null = none."""
+    numa_nodes: int = field(default=1, metadata=UNSAID)
+    """NUMA nodes (sockets) of the host; its devices and interfaces are divided over them in order."""
 
     def __post_init__(self) -> None:
+        self._check_shape()
         for name in ("gpus_per_node", "domain_nodes", "num_nics"):
             if getattr(self, name) < 1:
                 raise RecordError(
@@ -89,6 +118,20 @@ class NodeKind:
             raise RecordError(
                 f"node kind {self.name!r}: host_memory_bytes={self.host_memory_bytes}; a whole number from 1, or null for unknown"
             )
+
+    def _check_shape(self) -> None:
+        if self.shape is DomainShape.CUBE_MESH and self.domain_size != 8:
+            raise RecordError(
+                f"node kind {self.name!r}: a cube mesh joins 8 devices, but its domain has {self.domain_size}"
+            )
+        island = self.island
+        if island is not None and not (1 < island.num_gpus < self.gpus_per_node > 1):
+            raise RecordError(
+                f"node kind {self.name!r}: an island of {island.num_gpus} devices in a node of {self.gpus_per_node}; legal: "
+                f"2..{self.gpus_per_node - 1}, or no island"
+            )
+        if self.numa_nodes < 1:
+            raise RecordError(f"node kind {self.name!r}: numa_nodes={self.numa_nodes}; a whole number from 1 is needed")
 
     @property
     def domain_size(self) -> int:
@@ -132,8 +175,12 @@ class FabricLevel:
     """Children below one switch: nodes at the first level, switches of the level below after that."""
     oversubscription: float = 1.0
     """Bandwidth from below over bandwidth to above; 1 = full bisection."""
+    latency_s: float = field(default=0.0, metadata=UNSAID)
+    """Added one-way latency of the links above its switches: light takes 5 µs a km, so of regions it is a fact of the place."""
 
     def __post_init__(self) -> None:
+        if not 0 <= self.latency_s < math.inf:
+            raise RecordError(f"fabric level {self.name!r}: latency_s={self.latency_s}; seconds from 0 are needed")
         if self.radix < 1 or not 1 <= self.oversubscription < math.inf:
             raise RecordError(
                 f"fabric level {self.name!r}: radix={self.radix}, oversubscription={self.oversubscription}; radix is a whole "
@@ -164,6 +211,26 @@ class FabricException:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SlowUplink:
+    """One switch whose links to the level above are not as they should be: a slow spine link."""
+
+    level: str
+    """Name of the switch's fabric level, for example leaf: its uplink leads to the spine."""
+    switch: int
+    """Number of the switch in its level, from 0, in the order of the nodes below."""
+    factor: float
+    """Share of its uplinks' bandwidth that works."""
+    note: str = ""
+    """What was seen."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.factor <= 1:
+            raise RecordError(
+                f"uplink of {self.level} {self.switch}: factor={self.factor}; it is the share that works, above 0 up to 1"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
     """Pools of nodes, the fabric between them, and what is not as it should be."""
 
@@ -177,8 +244,11 @@ class Cluster:
     """Each interface of a node has its own switch plane, reached by the GPU beside it."""
     exceptions: tuple[FabricException, ...] = ()
     """Nodes that differ."""
+    slow_uplinks: tuple[SlowUplink, ...] = field(default=(), metadata=UNSAID)
+    """Switches whose way up differs."""
 
     def __post_init__(self) -> None:
+        self._check_uplinks()
         if not self.name.strip() or not self.name.isprintable():
             raise RecordError(f"cluster name {self.name!r}: one line of printable text is needed")
         if not self.pools:
@@ -195,6 +265,25 @@ class Cluster:
         if twice is not None:
             raise RecordError(f"node {twice} has two exceptions in cluster {self.name!r}; say both factors in one")
 
+    def _check_uplinks(self) -> None:
+        names = [level.name for level in self.fabric]
+        if self.slow_uplinks and len(set(names)) < len(names):
+            raise RecordError(f"cluster {self.name!r}: levels of one name ({', '.join(names)}) cannot be told apart")
+        for slow in self.slow_uplinks:
+            if slow.level not in names:
+                raise RecordError(
+                    f"slow uplink of {slow.level!r} {slow.switch}: fabric levels of cluster {self.name!r} are "
+                    f"{', '.join(names) or 'none'}"
+                )
+            count = -(-self.num_nodes // self.nodes_below(slow.level))
+            if not 0 <= slow.switch < count:
+                raise RecordError(f"slow uplink of {slow.level} {slow.switch}: there are {slow.level} 0..{count - 1}")
+
+    def nodes_below(self, level: str) -> int:
+        """Nodes below one full switch of a fabric level."""
+        names = [one.name for one in self.fabric]
+        return math.prod(one.radix for one in self.fabric[: names.index(level) + 1])
+
     def pool(self, number: int) -> "Cluster":
         """One pool as a cluster of its own, with its exceptions; the cluster itself where it has no other."""
         if len(self.pools) == 1:
@@ -209,6 +298,12 @@ class Cluster:
                 replace(item, node=item.node - before)
                 for item in self.exceptions
                 if before <= item.node < before + pool.num_nodes
+            ),
+            slow_uplinks=tuple(
+                replace(slow, switch=slow.switch - first)
+                for slow in self.slow_uplinks
+                for first in [before // self.nodes_below(slow.level)]
+                if 0 <= slow.switch - first < -(-pool.num_nodes // self.nodes_below(slow.level))
             ),
         )
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from cost_models.records.codec import UNSAID
 from cost_models.records.layout import Schedule
 
 
@@ -102,6 +103,8 @@ class Runtime:
     """It plays the exchanges of one micro-batch's experts against the compute of another's."""
     choosable_collectives: tuple[str, ...] = ()
     """Axes whose collective algorithm the runtime lets us choose."""
+    rank_orders: tuple[str, ...] = field(default=(), metadata=UNSAID)
+    """Nestings of the axes that it can express, innermost first (tp-cp-dp-pp); any = all of them; empty = the usual one alone."""
     executes_gpus: bool = True
     """It runs on accelerators."""
     untested: tuple[str, ...] = ()

@@ -118,11 +118,14 @@ class Bounds:
     @cached_property
     def least_hop_s(self) -> FloatArray:
         """(n,) the least that any hop takes; a stage that fills whole fast domains always hops between two."""
-        fabric, stride = self.prices.fabric, self.cells.stride("pp")
+        fabric, stride = self.prices.fabric.unhindered, self.cells.stride("pp")
         least_bytes = self.prices.hop_bytes * self.problem.hop_factors[:-1].min()
         far = np.maximum(fabric.domain_size, stride)
-        near_s, far_s = (collective_s(fabric, Collective.P2P, least_bytes, 2, reach).total for reach in (1, far))
-        leaves = (stride >= fabric.domain_size) & (fabric.num_gpus > fabric.domain_size)
+        near_s, far_s = (
+            collective_s(fabric, Collective.P2P, least_bytes, 2, reach, world=self.cells.world).total
+            for reach in (1, far)
+        )
+        leaves = (stride >= fabric.domain_size) & (self.cells.world > fabric.domain_size)
         least_s = np.where(leaves, far_s, np.minimum(near_s, far_s))
         family = self.problem.cluster.pools[0].kind.device.family
         hidden = value_or(0.0, self.problem.calibration, "overlap.p2p", family, self.problem.runtime.name)

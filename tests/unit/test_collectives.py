@@ -22,7 +22,18 @@ from cost_models.collectives import (
     link_classes,
     members,
 )
-from cost_models.records import Curve, FabricException, FabricLevel, Link, Pool, RecordError
+from cost_models.links import cube_links, domain_shares
+from cost_models.records import (
+    Curve,
+    DomainShape,
+    FabricException,
+    FabricLevel,
+    Island,
+    Link,
+    Pool,
+    RecordError,
+    SlowUplink,
+)
 from planner.readers.clusters import read_cluster
 from tests.unit.cost_cases import CPU, NODE, cluster
 
@@ -223,8 +234,66 @@ def test_oversubscription_binds_above_the_leaf_alone() -> None:
 def test_a_node_with_half_its_interfaces_slows_the_groups_that_meet_it() -> None:
     whole = fabric(cluster(4), shipped())
     hurt = fabric(cluster(4, exceptions=(FabricException(node=2, nic_factor=0.5),)), shipped())
-    assert hurt.network.bytes_per_s == pytest.approx(whole.network.bytes_per_s / 2)
-    assert hurt.intra == whole.intra
+    for name in ("all_gather", "p2p", "all_to_all"):
+        assert seconds(hurt, name, 1e9, 4, 8) == pytest.approx(2 * seconds(whole, name, 1e9, 4, 8), rel=1e-2)
+        assert seconds(hurt, name, 1e9, 8, 1) == seconds(whole, name, 1e9, 8, 1)
+    # a run of two nodes has no rank on the third
+    two, three = (collective_s(hurt, "all_gather", 1e9, nodes, 8, world=8 * nodes).total for nodes in (2, 3))
+    assert two == collective_s(whole, "all_gather", 1e9, 2, 8).total
+    assert three == pytest.approx(2 * collective_s(whole, "all_gather", 1e9, 3, 8).total, rel=1e-2)
+
+
+def test_hops_meet_a_slow_node_at_either_end_alone() -> None:
+    hurt = fabric(cluster(4, exceptions=(FabricException(node=2, nic_factor=0.5),)), shipped())
+    whole = hop_s(fabric(cluster(4), shipped()), 1e9, 8, 4)
+    assert hop_s(hurt, 1e9, 8, 4)[:3] == pytest.approx(whole[:3] * [1, 2, 2], rel=1e-3)
+
+
+def test_a_slow_uplink_is_met_by_what_leaves_its_switch() -> None:
+    leaf = FabricLevel(name="leaf", radix=2)
+    slow = SlowUplink(level="leaf", switch=1, factor=0.1)
+    whole, hurt = (fabric(cluster(4, fabric=(leaf,), slow_uplinks=found), shipped()) for found in ((), (slow,)))
+    assert seconds(hurt, "all_gather", 1e9, 2, 8) == seconds(whole, "all_gather", 1e9, 2, 8)
+    # two members below a leaf: they have two shares of its way up, and one share each of their own node's
+    assert seconds(hurt, "all_gather", 1e9, 4, 8) == pytest.approx(
+        5 * seconds(whole, "all_gather", 1e9, 4, 8), rel=1e-2
+    )
+    hops = hop_s(hurt, 1e9, 8, 4) / hop_s(whole, 1e9, 8, 4)
+    # the eight devices of one node have the ways up of sixteen
+    assert hops[:3] == pytest.approx([1, 5, 1], rel=1e-2)
+
+
+def test_a_run_on_a_part_of_a_node_stays_in_it() -> None:
+    found = bare()
+    assert seconds(found, "all_gather", MIB, 6, 1) == pytest.approx(2 * 5 / 6 * MIB / 400e9)
+    assert float(collective_s(found, "all_gather", MIB, 6, 1, world=6).total) == pytest.approx(5 / 6 * MIB / 400e9)
+
+
+def test_the_way_between_regions_has_a_latency() -> None:
+    region = FabricLevel(name="region", radix=2, latency_s=0.01)
+    far, near = (fabric(cluster(4, fabric=levels), shipped()) for levels in ((region,), ()))
+    assert seconds(far, "all_gather", 1e6, 2, 8) == seconds(near, "all_gather", 1e6, 2, 8)
+    assert seconds(far, "p2p", 1e6, 2, 16) == pytest.approx(0.01 + seconds(near, "p2p", 1e6, 2, 16))
+    assert seconds(far, "all_gather", 1e6, 4, 8) == pytest.approx(0.01 + seconds(near, "all_gather", 1e6, 4, 8))
+
+
+def test_pairs_with_links_of_their_own_are_faster_than_their_node() -> None:
+    island = Island(num_gpus=2, link=Link(name="nvlink4", bandwidth_bytes_per_s=450e9))
+    pcie = Link(name="pcie5", bandwidth_bytes_per_s=64e9)
+    found = fabric(cluster(2, replace(NODE, intra=pcie, island=island)), shipped())
+    plain = fabric(cluster(2, replace(NODE, intra=pcie)), shipped())
+    assert 5 * seconds(found, "all_gather", 1e9, 2, 1) < seconds(plain, "all_gather", 1e9, 2, 1)
+    for size, stride in ((4, 1), (2, 2), (2, 8), (16, 1)):
+        assert seconds(found, "all_gather", 1e9, size, stride) == seconds(plain, "all_gather", 1e9, size, stride)
+    assert link_classes(found, [2, 4, 16], [1, 1, 1]).tolist() == ["nvlink4", "pcie5", "ib-ndr"]
+
+
+def test_a_cube_mesh_has_six_links_a_device() -> None:
+    links = cube_links()
+    assert (links == links.T).all()
+    assert (links.sum(axis=1) == 6).all()
+    shares = domain_shares(replace(NODE, shape=DomainShape.CUBE_MESH))
+    assert [shares[count - 1] for count in (2, 4, 8)] == pytest.approx([1 / 6, 4 / 6, 1])
 
 
 def test_a_measured_curve_beats_the_closed_form() -> None:
@@ -309,11 +378,10 @@ def test_every_algorithm_has_a_price() -> None:
 
 def test_in_a_mesh_a_group_has_the_links_to_its_members_alone() -> None:
     """MI300X: 7 links of 64 GB/s, one to each peer, so a message to one of them finds a seventh of a device's bandwidth."""
-    mesh = bare()
-    mesh = replace(mesh, intra=replace(mesh.intra, num_peers=7.0))
+    mesh = bare(domain_shares=domain_shares(replace(NODE, shape=DomainShape.MESH)))
     assert seconds(mesh, "p2p", MIB, 2, 1) == pytest.approx(7 * seconds(bare(), "p2p", MIB, 2, 1))
     assert seconds(mesh, "all_gather", MIB, 4, 1) == pytest.approx(7 / 3 * seconds(bare(), "all_gather", MIB, 4, 1))
     for name in set(Collective) - {Collective.P2P}:
         assert seconds(mesh, name, MIB, 8, 1) == pytest.approx(seconds(bare(), name, MIB, 8, 1))
-    assert fabric(read_cluster("mi300xx8"), shipped()).intra.num_peers == 7
-    assert fabric(read_cluster("h100x8"), shipped()).intra.num_peers == 1
+    assert fabric(read_cluster("mi300xx8"), shipped()).domain_shares == mesh.domain_shares
+    assert fabric(read_cluster("h100x8"), shipped()).domain_shares == ()

@@ -10,7 +10,17 @@ import records_for_tests as samples
 from cost_models.calibrations import shipped
 from cost_models.collectives import fabric
 from cost_models.graph import BANDWIDTH, cut_bytes_per_s, gpus_of, graph, path_to_top, widest_path_bytes_per_s
-from cost_models.records import Cluster, FabricException, FabricLevel, RecordError
+from cost_models.records import (
+    Cluster,
+    DomainShape,
+    FabricException,
+    FabricLevel,
+    Island,
+    Link,
+    Pool,
+    RecordError,
+    SlowUplink,
+)
 from planner.readers.clusters import read_cluster
 
 LEAF = FabricLevel(name="leaf", radix=2, oversubscription=2.0)
@@ -61,7 +71,7 @@ def test_the_graph_and_the_collectives_read_the_same_fabric(rails, levels):
     )
     per_node = cut_bytes_per_s(view, gpus_of(view, [0]), gpus_of(view, [1]))
     assert per_node / kind.gpus_per_node == pytest.approx(closed.network.bytes_per_s / network)
-    for unit, through in closed.levels:
+    for unit, through in ((level.unit, level.bytes_per_s) for level in closed.levels):
         nodes = unit // kind.gpus_per_node
         if 2 * nodes <= cluster.num_nodes:
             cut = cut_bytes_per_s(view, gpus_of(view, range(nodes)), gpus_of(view, range(nodes, 2 * nodes)))
@@ -96,11 +106,11 @@ def test_the_short_view_is_small_whatever_the_cluster():
     levels = (FabricLevel(name="leaf", radix=32), FabricLevel(name="spine", radix=32, oversubscription=2.0))
     big = replace(read_cluster("h100x32768"), fabric=levels)
     view = graph(big)
-    assert view.number_of_nodes() == 1 + 8 + 8 + 8 * 3
+    assert view.number_of_nodes() == 1 + 8 + 1 + 8 + 8 * 3
     path = path_to_top(view, "gpu/0")
-    assert path == ["gpu/0", "domain/0", "nic/0/0", "switch/0/0/0", "switch/0/1/0", "switch/0/2/0"]
+    assert path == ["gpu/0", "numa/0/0", "nic/0/0", "switch/0/0/0", "switch/0/1/0", "switch/0/2/0"]
     assert [view.edges[edge][BANDWIDTH] for edge in pairwise(path)] == [
-        450e9,
+        big.pools[0].kind.host_link.bandwidth_bytes_per_s,
         50e9,
         50e9,
         32 * 50e9,
@@ -126,6 +136,45 @@ def test_several_pools_share_the_fabric():
         "a100-80",
         "h100",
     }
+
+
+def test_a_mesh_and_a_cube_mesh_have_links_of_pairs():
+    mesh, cube = (
+        replace(read_cluster("h100x8").pools[0].kind, shape=shape)
+        for shape in (DomainShape.MESH, DomainShape.CUBE_MESH)
+    )
+    views = [graph(Cluster(name="one", pools=(Pool(kind=kind, num_nodes=1),)), "all") for kind in (mesh, cube)]
+    for view in views:
+        view.remove_node("numa/0/0")
+        assert "domain/0" not in view
+        assert cut_bytes_per_s(view, ["gpu/0"], [f"gpu/{rank}" for rank in range(1, 8)]) == pytest.approx(450e9)
+    assert views[0].edges["gpu/0", "gpu/5"][BANDWIDTH] == pytest.approx(450e9 / 7)
+    assert not views[1].has_edge("gpu/0", "gpu/5")
+    # between the quads of a cube mesh: six links, of 48
+    quads = [f"gpu/{rank}" for rank in range(4)], [f"gpu/{rank}" for rank in range(4, 8)]
+    assert cut_bytes_per_s(views[1], *quads) == pytest.approx(450e9)
+
+
+def test_islands_and_sockets():
+    kind = replace(
+        samples.cluster().pools[0].kind, numa_nodes=2, host_link=Link(name="pcie5", bandwidth_bytes_per_s=64e9)
+    )
+    kind = replace(kind, island=Island(num_gpus=2, link=Link(name="nvlink4", bandwidth_bytes_per_s=450e9)))
+    view = graph(Cluster(name="two", pools=(Pool(kind=kind, num_nodes=2),)), "all")
+    assert nx.is_connected(view)
+    assert widest_path_bytes_per_s(view, "gpu/0", "gpu/1") == 450e9
+    assert widest_path_bytes_per_s(view, "gpu/1", "gpu/2") == kind.intra.bandwidth_bytes_per_s
+    assert view.edges["numa/0/0", "numa/0/1"][BANDWIDTH] == 2 * 64e9
+
+
+def test_a_slow_uplink_and_the_way_between_regions():
+    region = replace(SPINE, name="region", latency_s=0.01)
+    slow = SlowUplink(level="leaf", switch=1, factor=0.5)
+    view = graph(samples.cluster(8, fabric=(LEAF, region), slow_uplinks=(slow,)), "all")
+    ups = [view.edges[f"switch/0/0/{leaf}", f"switch/0/1/{leaf // 2}"] for leaf in (0, 1)]
+    assert ups[1][BANDWIDTH] == ups[0][BANDWIDTH] / 2
+    assert "latency_s" not in ups[0]
+    assert view.edges["switch/0/1/0", "switch/0/2/0"]["latency_s"] == 0.01
 
 
 def test_an_unknown_expansion_is_refused():
