@@ -2,6 +2,7 @@
 
 MeshwrightError                 everything below; carries `exit_code`
 ├── InputError (ValueError)     2  the value, the law it breaks, the legal values, what to do
+│   └── NoDeviceError           2  files that tell a machine's structure, and not what its GPUs are
 ├── NotYetError                 2  a known thing that is not supported yet, by its name
 ├── InfeasibleError             1  no plan exists: with the smallest things to change
 ├── TimeLimitError              4  the time ended before any plan was known
@@ -24,6 +25,15 @@ class InputError(MeshwrightError, ValueError):
     """The input is wrong."""
 
     exit_code: ClassVar[int] = 2
+
+
+class NoDeviceError(InputError):
+    """Files tell how GPUs are joined, and none says which they are; carries a device whose links fit, to show the rest with."""
+
+    def __init__(self, message: str, stand_in: str):
+        self.stand_in = stand_in
+        """A device of the table of which nothing may be shown."""
+        super().__init__(message)
 
 
 class NotYetError(MeshwrightError):

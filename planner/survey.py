@@ -1,6 +1,7 @@
 """`probe FILE...`: the cluster of pasted files as one document, which `--cluster` reads back."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from cost_models.records import SCHEMA_VERSION, to_json
@@ -30,6 +31,40 @@ def survey_document(seen: Joined, found: tuple[Finding, ...]) -> dict[str, Any]:
         "findings": [finding_document(one) for one in found],
         "node": _node(seen),
         "collectives": [_collective(one) for one in seen.pieces.collectives],
+    }
+
+
+STRUCTURAL = frozenset(
+    {"GPU_OFF_NVLINK", "SEVERAL_DOMAINS", "LINKS_DOWN", "SLOW_PAIR", "ASYMMETRIC_LINKS", "NO_PEER_COPIES", "FAR_INTERFACE",
+     "UNEVEN_SWITCHES"}
+)  # fmt: skip
+"""Findings that hold whatever the GPUs are."""
+
+
+def structural(found: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """What is odd whatever the GPUs are; without costs, which depend on them."""
+    return tuple(replace(one, cost=None) for one in found if one.code in STRUCTURAL)
+
+
+def gpus_per_node(seen: Joined) -> int | None:
+    """GPUs of a node, where a file tells; None where they were taken as sold."""
+    pieces = seen.pieces
+    inside = any((pieces.node, pieces.devices, pieces.nvlinks, pieces.p2p))
+    told = inside or (pieces.fabric is not None and all(host.num_gpus for host in pieces.fabric.hosts))
+    return seen.cluster.gpus_per_node if told else None
+
+
+def structure_document(seen: Joined, found: tuple[Finding, ...], missing: str) -> dict[str, Any]:
+    """What files tell that do not name the GPU: `cluster` is null, and `missing` says what would name it."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "cluster": None,
+        "missing": missing,
+        "nodes": seen.cluster.num_nodes,
+        "gpus_per_node": gpus_per_node(seen),
+        "verdict": verdict(found),
+        "findings": [finding_document(one) for one in found],
+        "node": _node(seen),
     }
 
 

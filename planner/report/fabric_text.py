@@ -10,7 +10,7 @@ from planner.readers.topology.curves import regimes
 from planner.readers.topology.join import Joined
 from planner.readers.topology.seen import SeenNode
 from planner.report.words import bandwidth, columns, counted, duration, row
-from planner.survey import nearest_interfaces
+from planner.survey import gpus_per_node, nearest_interfaces
 
 MOST_GPUS_SHOWN = 16
 """GPUs of a node that have a line each."""
@@ -29,14 +29,27 @@ def fabric_text(seen: Joined, found: tuple[Finding, ...]) -> str:
     return "\n\n".join("\n".join(part) for part in parts)
 
 
+def structure_text(seen: Joined, found: tuple[Finding, ...], missing: str) -> str:
+    """The same of files that do not name the GPU: nothing that depends on what it is."""
+    cluster = seen.cluster
+    each = gpus_per_node(seen)
+    counts = counted(cluster.num_nodes, "node") + (f" of {counted(each, 'GPU')}" if each else "")
+    parts = [[row("seen", counts)]]
+    if cluster.fabric:
+        parts.append(_tree(cluster, f"{cluster.num_nodes:,} nodes"))
+    if seen.pieces.node is not None:
+        parts.append(_node(seen, seen.pieces.node))
+    return "\n\n".join("\n".join(part) for part in [*parts, _verdict(found), [row("missing", missing)]])
+
+
 # The tree ----------------------------------------------------------------------------------------------------------
 
 
-def _tree(cluster: Cluster) -> list[str]:
-    """Switches from the top down, one line a level; then the nodes with what they bring."""
+def _tree(cluster: Cluster, nodes: str | None = None) -> list[str]:
+    """Switches from the top down, one line a level; then the nodes with what they bring, or as `nodes` says."""
     lines = []
     indent = ""
-    planes = max(pool.kind.num_nics for pool in cluster.pools) if cluster.rails else 1
+    planes = 1 if nodes is not None else max(pool.kind.num_nics for pool in cluster.pools) if cluster.rails else 1
     if cluster.num_nodes > 1:
         rails = f", in {planes} planes (one for each interface of a node)" if planes > 1 else ""
         lines.append(f"top{'' if cluster.fabric else ': one full-bisection switch'}{rails}")
@@ -45,7 +58,9 @@ def _tree(cluster: Cluster) -> list[str]:
             lines.append(f"{indent}+- {count:,} x {name}, {below} below each{up}")
             indent += "   "
     first = 0
-    for pool in cluster.pools:
+    if nodes is not None:
+        lines.append(f"{indent}+- {nodes}")
+    for pool in cluster.pools if nodes is None else ():
         lines.append(f"{indent}+- {_pool(pool)}")
         for bad in cluster.exceptions:
             if first <= bad.node < first + pool.num_nodes:

@@ -127,3 +127,25 @@ def test_help_names_every_word_and_format(capsys: pytest.CaptureFixture[str]) ->
     text = capsys.readouterr().out
     for words in ("nccl-tests (table or -J)", "hostfile", "gpu=", "inter=", "oversubscription="):
         assert words in text
+
+
+def test_files_that_do_not_name_the_gpu_are_shown_without_it(
+    files: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["probe", *files[:2]]) == 0
+    text = capsys.readouterr().out
+    for words in ("4 nodes of 8 GPUs", "+- 2 x leaf", "GPU_OFF_NVLINK", "missing", "add the output of `nvidia-smi -L`"):
+        assert words in text
+    assert "h100x" not in text.split("missing")[0]
+    assert "costs" not in text
+    assert main(["probe", *files[:2], "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["cluster"] is None
+    assert document["node"]["domains"][1:] == [[2]]
+    # what is written, or planned on, must name it
+    assert main(["probe", *files[:2], "-o", str(tmp_path / "x.json")]) == 2
+    assert (
+        main(["predict", "--model", "llama3-8b", "--cluster", ",".join(files[:2]), "--batch", "8", "--seq", "4096"])
+        == 2
+    )
+    assert "no file names the GPU" in capsys.readouterr().err

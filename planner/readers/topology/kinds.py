@@ -7,7 +7,7 @@ from statistics import median_low
 
 from cost_models.data import rows
 from cost_models.records import Device, FabricException, Link, NodeKind
-from planner.errors import InputError
+from planner.errors import InputError, NoDeviceError
 from planner.readers.cluster_facts import cluster_and_defaults, read_interconnect
 from planner.readers.node_presets import host_link
 from planner.readers.topology.pieces import Pieces
@@ -36,9 +36,11 @@ def device_of_node(product: str | None, memory: int | None, pieces: Pieces, word
     sources = ", ".join(
         piece.source for piece in (pieces.node, pieces.p2p, pieces.fabric, *pieces.collectives) if piece
     )
-    raise InputError(
+    is_amd = pieces.node is not None and any(path.way is Way.XGMI for path in pieces.node.paths.values())
+    raise NoDeviceError(
         f"{sources}: no file names the GPU; add the output of `nvidia-smi -L` (AMD: `rocm-smi --showproductname`) to the files, or say "
-        f"gpu=NAME, one of: {', '.join(rows('devices'))}"
+        f"gpu=NAME, one of: {', '.join(rows('devices'))}",
+        stand_in="mi300x" if is_amd else "h100",
     )
 
 
