@@ -82,6 +82,9 @@ def _levels(cluster: Cluster) -> Iterator[tuple[str, int, int, float]]:
 def _pool(pool: Pool) -> str:
     kind = pool.kind
     shared = f", {kind.domain_nodes} nodes a domain" if kind.domain_nodes > 1 else ""
+    if kind.island is not None:
+        link = kind.island.link
+        shared += f", islands of {kind.island.num_gpus} ({link.name} {bandwidth(link.bandwidth_bytes_per_s)} each)"
     return (
         f"{pool.num_nodes:,} x {kind.name}: {kind.gpus_per_node} {kind.device.name} = {kind.intra.name} "
         f"{bandwidth(kind.intra.bandwidth_bytes_per_s)} each{shared} = {kind.num_nics} x {kind.nic.name} "

@@ -6,6 +6,7 @@ import pytest
 
 from cost_models.calibrations import shipped
 from cost_models.collectives import collective_s, fabric
+from cost_models.records import DomainShape, Island, Link
 from planner.fabric_findings import Finding, Severity, findings, verdict
 from planner.readers.clusters import read_joined
 from planner.readers.topology.join import Joined
@@ -98,8 +99,38 @@ def test_pairs_of_bridged_cards(tmp_path: Path) -> None:
     pairs = {(i, j): "SYS" for i in range(8) for j in range(i + 1, 8) if i // 2 != j // 2}
     found, codes = seen(tmp_path, matrix(usual="NV12", cells=pairs, nics=2), "gpu=h100-pcie")
     assert codes["SEVERAL_DOMAINS"].values["groups"] == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert found.cluster.pools[0].kind.intra.name == "pcie5"
+    kind = found.cluster.pools[0].kind
+    assert kind.intra.name == "pcie5"
+    assert kind.island == Island(num_gpus=2, link=Link(name="nvlink4", bandwidth_bytes_per_s=300e9))
+    links = fabric(found.cluster, shipped())
+    pair, all_of_it = (float(collective_s(links, "all_reduce", 1e9, size, 1).total) for size in (2, 8))
+    assert pair < all_of_it / 3
+
+
+def test_pairs_that_are_no_neighbours_are_told_how_to_be(tmp_path: Path) -> None:
+    pairs = {(i, j): "SYS" for i in range(4) for j in range(i + 1, 4) if j - i != 2}
+    found, _ = seen(tmp_path, matrix(count=4, usual="NV12", cells=pairs, nics=2), "gpu=h100-pcie")
+    assert found.cluster.pools[0].kind.island is not None
+    assert any("CUDA_VISIBLE_DEVICES=0,2,1,3" in text for text in found.assumptions)
+
+
+def test_groups_of_unlike_sizes_are_priced_as_the_host_joins_them(tmp_path: Path) -> None:
+    pairs = {(i, j): "SYS" for i in range(3) for j in range(i + 1, 3) if (i, j) != (0, 1)}
+    found, codes = seen(tmp_path, matrix(count=3, usual="NV4", cells=pairs, nics=1), "gpu=a6000")
+    assert found.cluster.pools[0].kind.island is None
+    assert "SEVERAL_DOMAINS" in codes
     assert any("faster than predicted" in text for text in found.assumptions)
+
+
+def test_the_shape_of_a_domain(tmp_path: Path, shared: Path) -> None:
+    switched, _ = seen(tmp_path, matrix())
+    mesh, _ = seen(tmp_path, matrix(count=4, usual="NV4", nics=4), "gpu=a100-80")
+    path = shared / "samples" / "nvidia_smi_topo" / "v100_8gpu_4nic_old_driver_mlx_names_tabs.txt"
+    cube = read_joined([str(path), "gpu=v100-32"])
+    shapes = [one.cluster.pools[0].kind.shape for one in (switched, mesh, cube)]
+    assert shapes == [DomainShape.SWITCHED, DomainShape.MESH, DomainShape.CUBE_MESH]
+    assert mesh.cluster.pools[0].kind.intra.bandwidth_bytes_per_s == 300e9
+    assert [one.cluster.pools[0].kind.numa_nodes for one in (switched, mesh)] == [2, 1]
 
 
 def test_hidden_gpus(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cost_models.graph import BANDWIDTH, graph
-from cost_models.records import Cluster
+from cost_models.records import Cluster, DomainShape
 from planner.errors import InputError
 from planner.fabric_findings import findings
 from planner.readers.clusters import read_cluster, read_joined
@@ -103,6 +103,14 @@ def holds_together(cluster: Cluster) -> None:
         assert data[BANDWIDTH] > 0
         if "switch" not in (view.nodes[a]["kind"], view.nodes[b]["kind"]) or data["link"] in bounds:
             assert data[BANDWIDTH] <= bounds[data["link"]] * (1 + 1e-9)
+
+
+def test_hives_are_islands_and_a_hive_of_eight_is_a_mesh(shared: Path) -> None:
+    two = read_cluster(f"{shared}/samples/{ROCM}/showtopo_8gpu_two_xgmi_hives.txt,gpu=mi300x").pools[0].kind
+    one = read_cluster(f"{shared}/samples/{XML}/rccl_topo_8p_940.xml").pools[0].kind
+    assert two.island is not None
+    assert (two.island.num_gpus, two.island.link.bandwidth_bytes_per_s) == (4, 3 * 64e9)
+    assert (one.island, one.shape, one.numa_nodes) == (None, DomainShape.MESH, 2)
 
 
 def test_the_inside_of_a_node_from_one_file_and_the_fabric_from_another(shared: Path) -> None:

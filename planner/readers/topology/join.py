@@ -15,7 +15,7 @@ from planner.errors import InputError, NotYetError
 from planner.readers.documents import There, named_path
 from planner.readers.plausible import refuse_implausible, refuse_too_many
 from planner.readers.topology.formats import read_seen
-from planner.readers.topology.kinds import device_of_node, host_link_of, kind_of
+from planner.readers.topology.kinds import Looked, device_of_node, host_link_of, kind_of
 from planner.readers.topology.measured import measured_calibration
 from planner.readers.topology.pieces import Pieces
 from planner.readers.topology.products import device_of
@@ -97,27 +97,29 @@ def joined(pieces: Pieces, words: Words) -> Joined:
     if mixed is not None:
         return _finished(mixed, pieces, said, None, ())
     pools: list[Pool] = []
-    shown: tuple[Domains | None, tuple[int, ...], tuple[FabricException, ...]] = (None, (), ())
+    shown = Looked()
+    odd: tuple[FabricException, ...] = ()
     first = 0
     for (product, memory, count), group in groupby(
         hosts, key=lambda host: (host.gpu, host.memory_bytes, host.num_gpus)
     ):
         members = list(group)
         device = device_of_node(product, memory, pieces, words)
-        kind, seen = kind_of(device, count, members, pieces, words, said)
-        if seen is not None and shown[0] is None and not shown[1]:
-            shown = (seen[0], seen[1], tuple(replace(one, node=first) for one in seen[2]))
+        kind, looked = kind_of(device, count, members, pieces, words, said)
+        if looked != Looked() and shown == Looked():
+            shown = looked
+            odd = tuple(replace(one, node=first) for one in (looked.inside.odd if looked.inside else ()))
         pools.append(Pool(kind=kind, num_nodes=len(members)))
         first += len(members)
-    if shown[2] and first > 1:
+    if odd and first > 1:
         said.append("what is odd is of the one node that was seen, number 0; the others are taken as their kind")
     cluster = Cluster(
         name=words.name or _name(pools),
         pools=tuple(_together(pools)),
         fabric=_levels(pieces.fabric, words, said),
-        exceptions=shown[2],
+        exceptions=odd,
     )
-    return _finished(cluster, pieces, said, shown[0], shown[1])
+    return _finished(cluster, pieces, said, shown.inside.domains if shown.inside else None, shown.nics)
 
 
 def _finished(

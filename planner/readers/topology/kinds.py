@@ -2,18 +2,18 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
-from statistics import median_low
+from dataclasses import dataclass, replace
 
 from cost_models.data import rows
-from cost_models.records import Device, FabricException, Link, NodeKind
+from cost_models.records import Device, Link, NodeKind
 from planner.errors import InputError, NoDeviceError
 from planner.readers.cluster_facts import cluster_and_defaults, read_interconnect
 from planner.readers.node_presets import host_link
+from planner.readers.topology.inside import Inside, with_links
 from planner.readers.topology.pieces import Pieces
 from planner.readers.topology.products import device_of
 from planner.readers.topology.seen import SeenHost, SeenNode, Way
-from planner.readers.topology.shape import PAYLOAD, Domains, domains_of, fabric_nics, nvlinks_of
+from planner.readers.topology.shape import fabric_nics
 from planner.readers.topology.words import Words
 
 
@@ -57,13 +57,19 @@ def names(pieces: Pieces) -> dict[tuple[str, str], int]:
     return dict(found)
 
 
-Inside = tuple[Domains | None, tuple[int, ...], tuple[FabricException, ...]]
-"""Domains, interfaces that count, and what is odd (node 0)."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looked:
+    """What a look into a node of a kind told."""
+
+    inside: Inside | None = None
+    """Its fast links; None where no file tells of them."""
+    nics: tuple[int, ...] = ()
+    """Its interfaces that count, by number in the file."""
 
 
 def kind_of(
     device: Device, count: int | None, hosts: Sequence[SeenHost], pieces: Pieces, words: Words, said: list[str]
-) -> tuple[NodeKind, Inside | None]:
+) -> tuple[NodeKind, Looked]:
     """A kind of node, and what was seen inside of it."""
     facts = {"gpu": device.name, "nodes": len(hosts), "gpus_per_node": count}
     cluster, defaults = cluster_and_defaults({key: value for key, value in facts.items() if value is not None})
@@ -75,10 +81,11 @@ def kind_of(
         said.append(f"host memory as in a {sold}")
     kind = _with_domain_nodes(kind, hosts, said)
     node = pieces.node if pieces.node is not None and len(pieces.node.gpus) == kind.gpus_per_node else None
+    host = host_link_of(device, pieces) or kind.host_link
     inside: Inside | None = None
     if node is not None and node.knows_links:
-        kind, domains, odd = _with_links(kind, node, pieces, said)
-        inside = (domains, (), odd)
+        kind, inside = with_links(kind, node, pieces, host or kind.intra)
+        said += inside.notes
     elif kind.gpus_per_node > 1 and _is_card(pieces) and kind.host_link is not None:
         kind = replace(kind, intra=kind.host_link, domain_nodes=1)
         said.append(f"{kind.intra.name} inside a node: the GPUs are PCIe cards (`nvidia-smi topo -m` tells of bridges)")
@@ -86,10 +93,7 @@ def kind_of(
         tells = "rocm-smi --showtopo" if device.family.startswith("cdna") else "nvidia-smi topo -m"
         said.append(f"{kind.intra.name} inside a node, as in a {sold} (`{tells}` tells)")
     kind, nics = _with_nics(kind, node, words, said)
-    if inside is not None or nics:
-        inside = (inside[0] if inside else None, nics, inside[2] if inside else ())
-    host = host_link_of(device, pieces)
-    return replace(kind, host_link=host or kind.host_link), inside
+    return replace(kind, host_link=host), Looked(inside=inside, nics=nics)
 
 
 def _is_card(pieces: Pieces) -> bool:
@@ -129,81 +133,6 @@ def host_link_of(device: Device, pieces: Pieces) -> Link | None:
     if near:
         return Link(name=near[0], bandwidth_bytes_per_s=rows("links")[near[0]]["bandwidth_bytes_per_s"])
     return Link(name=table.name if table else "pcie4", bandwidth_bytes_per_s=rate)
-
-
-def _with_links(
-    kind: NodeKind, node: SeenNode, pieces: Pieces, said: list[str]
-) -> tuple[NodeKind, Domains, tuple[FabricException, ...]]:
-    """The kind with the fast domain that was seen, and what is odd about it."""
-    own = nvlinks_of(kind.device.name, kind.device.family)
-    domains = domains_of(node, own[0] if own else None)
-    host = host_link_of(kind.device, pieces) or kind.intra
-    if kind.gpus_per_node == 1 and kind.domain_nodes == 1:
-        return kind, domains, ()
-    largest = domains.groups[0]
-    if len(largest) == 1 or (not domains.whole and not domains.off):
-        if len(largest) > 1:
-            said.append(
-                f"{len(domains.groups)} fast domains of {len(largest)} GPUs in one node: priced as if all links were {host.name}, "
-                f"which joins them; a group that stays in one of them is faster than predicted"
-            )
-        return replace(kind, intra=host, domain_nodes=1), domains, ()
-    link = _fast_link(kind, node, domains, pieces, own)
-    whole = max(domains.links[gpu] for gpu in largest)
-    weakest = min(largest, key=lambda gpu: domains.links[gpu])
-    factor, notes = 1.0, []
-    if domains.links[weakest] < whole and (domains.is_switched or _is_mesh(domains, largest)):
-        factor = max(domains.links[weakest], 1) / whole
-        notes.append(f"GPU {weakest} has {domains.links[weakest]} of {whole} links")
-    elif domains.links[weakest] < whole:
-        link = replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * domains.links[weakest] / whole)
-    if domains.off:
-        factor = min(factor, host.bandwidth_bytes_per_s / link.bandwidth_bytes_per_s)
-        notes.append(
-            f"GPU {', '.join(map(str, domains.off))} has no {next(iter(_ways(node)))}: it goes over {host.name}"
-        )
-    odd = (FabricException(node=0, intra_factor=min(factor, 1.0), note="; ".join(notes)),) if factor < 1 else ()
-    return replace(kind, intra=link), domains, odd
-
-
-def _ways(node: SeenNode) -> list[str]:
-    return [path.way.value for path in node.paths.values() if path.way.is_fast]
-
-
-def _is_mesh(domains: Domains, group: Sequence[int]) -> bool:
-    """Nearly every pair of the group has a link of its own: one that has none is broken, not built so."""
-    pairs = len(group) * (len(group) - 1) / 2
-    return len(domains.indirect) <= 0.2 * pairs
-
-
-def _fast_link(
-    kind: NodeKind, node: SeenNode, domains: Domains, pieces: Pieces, own: tuple[int, float, str] | None
-) -> Link:
-    """What one GPU has into its fast domain."""
-    is_domain = rows("links").get(kind.intra.name, {}).get("kind") == "domain"
-    if any(path.way is Way.XGMI for path in node.paths.values()):
-        if not is_domain:
-            raise InputError(f"{node.source} shows xGMI, and a {kind.device.name} has none; say the right gpu=")
-        group = domains.groups[0]
-        direct = max(domains.links[gpu] for gpu in group) / (len(group) - 1)
-        return replace(kind.intra, bandwidth_bytes_per_s=kind.intra.bandwidth_bytes_per_s * min(1.0, direct))
-    if own is None:
-        raise InputError(f"{node.source} shows NVLink, and a {kind.device.name} has none; say the right gpu=")
-    most, each, name = own
-    count = max(domains.links[gpu] for gpu in domains.groups[0])
-    if count > most:
-        raise InputError(
-            f"{node.source} shows {count} NVLinks on one GPU, and a {kind.device.name} has {most}; say the right gpu="
-        )
-    if pieces.nvlinks is not None:
-        rates = [rate for gpu in pieces.nvlinks.bytes_per_s for rate in gpu if rate]
-        if rates:
-            shown = median_low(rates) / 1e9
-            each = PAYLOAD.get(round(shown, 3), shown) * 1e9
-    rate = count * each
-    if is_domain and abs(rate / kind.intra.bandwidth_bytes_per_s - 1) < 0.01:
-        return kind.intra
-    return Link(name=kind.intra.name if is_domain else name, bandwidth_bytes_per_s=rate)
 
 
 def _with_nics(

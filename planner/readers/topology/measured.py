@@ -53,8 +53,8 @@ def measured_curves(cluster: Cluster, pieces: Pieces) -> dict[str, Curve]:
                 f"{one.source}: measured on {one.num_ranks} ranks, and the cluster has {cluster.num_gpus} GPUs; say nodes=N"
             )
         across = one.num_ranks > kind.domain_size or (one.num_nodes or 1) > kind.domain_nodes
-        link = kind.nic if across else kind.intra
-        bound = bound_bytes_per_s(kind, one.collective, across)
+        link = kind.nic if across else _inside_link(kind, one.num_ranks)
+        bound = bound_bytes_per_s(kind, one.collective, one.num_ranks, across)
         refuse_impossible(one, link, bound)
         ranks = 2 if one.collective == "p2p" else one.num_ranks
         key = f"{one.collective}/{ranks}/{link.name}"
@@ -64,12 +64,17 @@ def measured_curves(cluster: Cluster, pieces: Pieces) -> dict[str, Curve]:
     return found
 
 
-def bound_bytes_per_s(kind: NodeKind, collective: str, across: bool) -> float:
+def _inside_link(kind: NodeKind, num_ranks: int) -> Link:
+    """What joins so many neighbours of a node: their island's links, or those of the fast domain."""
+    return kind.island.link if kind.island is not None and num_ranks <= kind.island.num_gpus else kind.intra
+
+
+def bound_bytes_per_s(kind: NodeKind, collective: str, num_ranks: int, across: bool) -> float:
     """What no bus bandwidth exceeds. Between nodes a group meets all interfaces of a node, and two nodes exchange halves; an
     all-reduce by a tree or in the switches passes each byte once where the bus bandwidth counts it twice."""
     if across:
         return 2.0 * kind.node_bandwidth_bytes_per_s
-    return (2.0 if collective == "all_reduce" else 1.0) * kind.intra.bandwidth_bytes_per_s
+    return (2.0 if collective == "all_reduce" else 1.0) * _inside_link(kind, num_ranks).bandwidth_bytes_per_s
 
 
 def refuse_impossible(one: SeenCollective, link: Link, bound: float) -> None:
