@@ -23,10 +23,23 @@ MODULES_OF = {"torchtitan": "torch", "fsdp": "torch"}
 """Runtime -> the one whose modules and loss it trains with: what autograd keeps of these was counted there."""
 
 
+SPLIT_SOFTMAX_COPIES = 2.0
+"""Copies in fp32 of a rank's logits that torch's loss_parallel makes on its way to the softmax (counted in torch 2.13:
+tests/processes/test_phases.py)."""
+
+
 def layer_activation_bytes(
-    problem: Problem, part: Share, recompute_kind: str, kind: BlockKind = BlockKind.DENSE
+    problem: Problem,
+    part: Share,
+    recompute_kind: str,
+    kind: BlockKind = BlockKind.DENSE,
+    *,
+    without_backward: bool = False,
 ) -> FloatArray:
-    """Bytes that one layer keeps of one micro-batch under a kind of recompute, on one rank."""
+    """Bytes that one layer keeps of one micro-batch under a kind of recompute, on one rank.
+
+    without_backward: the most that it holds while it runs where nothing is kept (evaluation); `recompute_kind` is the first.
+    """
     model, name = problem.model, problem.runtime.name
     modules = (MODULES_OF[name],) if name in MODULES_OF else ()
     family = problem.cluster.pools[0].kind.device.family
@@ -66,18 +79,31 @@ def layer_activation_bytes(
     if problem.workload.precision.is_narrow:
         narrow = value_or(0.0, problem.calibration, "memory.activation.narrow_saved_bytes", name)
     taken_in = _inputs_of_products(problem, part, kind)
-    kept = np.zeros_like(part.tokens)
+    terms = {}
     for what, size in elements.items():
         term = what.removeprefix("gated_")
         per_element = value_or(0.0, problem.calibration, f"memory.activation.{what}_bytes", family, name, *modules)
         whole = per_element * size - narrow * taken_in.get(term, 0.0)
-        kept = kept + (1.0 - again.dropped.get(term, 0.0)) * whole
+        terms[term] = (1.0 - again.dropped.get(term, 0.0)) * whole
     scores = np.zeros_like(part.tokens)
     if "scores" not in again.dropped and find(problem.calibration, "attention.score_bytes", name) is not None:
         per_score = value(problem.calibration, "memory.activation.score_bytes", name)
         heads = part.queries / model.query_head_dim
         scores = per_score * part.mbs * heads / part.cp * float(problem.workload.seq) ** 2
-    return np.asarray(scale * (kept + scores))
+    if without_backward:
+        # what comes in, its norm, and of attention and MLP that which is at work: nothing else is kept
+        attended = terms.pop("attention") + terms.pop("latents", 0.0) + scores
+        del terms["residual"], terms["gathered"]
+        return np.asarray(scale * (2 * 2.0 * residual + np.maximum(attended, sum(terms.values()))))
+    return np.asarray(scale * (sum(terms.values()) + scores))
+
+
+def kind_evaluated_bytes(problem: Problem, part: Share, kind: LayerKind) -> FloatArray:
+    """The most that a kind of layer holds of one micro-batch while it runs without a backward pass."""
+    own, share_of = layer_share(problem, part, kind)
+    if kind.projector is not None:
+        return kind_activation_bytes(problem, part, "none", kind)
+    return layer_activation_bytes(own, share_of, "none", kind.kind, without_backward=True)
 
 
 def kind_activation_bytes(problem: Problem, part: Share, recompute_kind: str, kind: LayerKind) -> FloatArray:
@@ -122,4 +148,10 @@ def logit_bytes(problem: Problem, part: Share) -> tuple[FloatArray, FloatArray]:
     logits = part.tokens * part.vocab
     saved = value(problem.calibration, "memory.logits.saved_bytes", *which)
     working = value(problem.calibration, "memory.logits.working_bytes", *which)
-    return saved * logits, working * logits
+    return saved * logits, working * logits + loss_parallel_bytes(problem, part)
+
+
+def loss_parallel_bytes(problem: Problem, part: Share) -> FloatArray:
+    """What a loss over a divided vocabulary holds beside its logits while it runs, with or without a backward pass."""
+    copies = SPLIT_SOFTMAX_COPIES if MODULES_OF.get(problem.runtime.name, problem.runtime.name) == "torch" else 0.0
+    return np.asarray(np.where(part.tp > 1, copies * 4.0 * part.tokens * part.vocab, 0.0))

@@ -15,6 +15,8 @@ Bytes that stay (states, gathered copies, working sets, communication buffers, c
   logits       saved and working bytes per logit of the rank's part of the vocabulary
   working      what a layer that recomputes holds while its backward pass runs, or what the loss holds while it runs: these
                two never meet, since the logits of a micro-batch are gone before its first layer's backward pass
+  buckets      gradients on their way between whole replicas (torch's DistributedDataParallel)
+  receives     what stages hand on, a buffer for each micro-batch of a step (torch.distributed.pipelining)
   context      what no tensor of the model accounts for: workspaces of matrix products, with routed experts a second set
                (grouped products run on several streams); counted by the allocator's reserve also what it keeps and does
                not use (slack); by nvidia-smi also the driver's context and communication buffers
@@ -27,7 +29,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.activations import kind_activation_bytes, logit_bytes
+from cost_models.activations import (
+    kind_activation_bytes,
+    kind_evaluated_bytes,
+    logit_bytes,
+    loss_parallel_bytes,
+)
 from cost_models.calibrations import find, value, value_or
 from cost_models.compute import element_bytes
 from cost_models.problem import Cells, ColumnShape, IntArray, Problem
@@ -139,6 +146,12 @@ class BlockMemory:
     """[cell] of the head, the layers that predict later tokens with it."""
     logits_working: FloatArray
     """[cell] while the loss runs."""
+    evaluated: FloatArray
+    """[cell, layer kind] the most that a layer holds while it runs without a backward pass."""
+    split_softmax: FloatArray
+    """[cell] what a loss over a divided vocabulary holds beside them; part of logits_working."""
+    hop_bytes: FloatArray
+    """[cell] what one stage hands to the next of a micro-batch."""
 
     def spread(self, problem: Problem, cells: Cells, row: IntArray, kinds: Sequence[int]) -> "BlockMemory":
         """The bytes of `cells` under these kinds of recompute, where the blocks of cell i are those of `row[i]` here."""
@@ -151,6 +164,9 @@ class BlockMemory:
             embedding_activations=self.embedding_activations[row],
             logits_saved=self.logits_saved[row],
             logits_working=self.logits_working[row],
+            evaluated=self.evaluated[row],
+            split_softmax=self.split_softmax[row],
+            hop_bytes=self.hop_bytes[row],
         )
 
 
@@ -175,6 +191,9 @@ def block_memory(problem: Problem, cells: Cells, part: Share | None = None) -> B
         embedding_activations=8.0 * part.tokens,  # token ids and labels, 64-bit
         logits_saved=(1 + ahead) * (saved + head_norm) + ahead * activations[:, problem.layer_places[-1], 0],
         logits_working=working,
+        evaluated=np.stack([kind_evaluated_bytes(problem, part, kind) for kind in problem.layer_kinds], axis=1),
+        split_softmax=loss_parallel_bytes(problem, part),
+        hop_bytes=element_bytes(problem.workload.precision) * part.tokens * problem.model.hidden / part.sequence_parts,
     )
 
 
@@ -262,6 +281,7 @@ def column_footprints(problem: Problem, cells: Cells, memory: BlockMemory, cell:
             **held,
             "working": np.where(shape.head > 0, np.maximum(working - gone, memory.logits_working[cell]), working),
             "communication": buffers,
+            **_buffers_of_torch(problem, cells, memory, cell, shape, params + routed),
             "context": np.full_like(params, counted_context_bytes(problem) * share_of),
             **({"residual": np.full_like(params, residual * share_of)} if residual else {}),
         },
@@ -272,6 +292,32 @@ def column_footprints(problem: Problem, cells: Cells, memory: BlockMemory, cell:
         },
         per_waiting=_waiting(problem, memory, cell, shape, cells.schedule[cell] in SPLIT_BACKWARD),
     )
+
+
+BUCKETED = ("torch", "fsdp")
+"""Runtimes that average gradients of whole replicas by DistributedDataParallel."""
+RECEIVES_APART = ("torch", "fsdp", "torchtitan")
+"""Runtimes whose pipelines are those of torch.distributed.pipelining."""
+
+
+def _buffers_of_torch(
+    problem: Problem, cells: Cells, memory: BlockMemory, cell: int, shape: ColumnShape, params: FloatArray
+) -> Mapping[str, FloatArray]:
+    """Kind -> (n,) what torch keeps to communicate; kinds that a cell has not are left out. Both counted with torch 2.13
+    (tests/processes/test_phases.py).
+
+    buckets: of gradients, beside those that the micro-batches before the last add up; of one micro-batch these are one.
+    receives: for every micro-batch of a step what a pipeline stage is handed, from the first step on.
+    """
+    name, found = problem.runtime.name, {}
+    dp, tp = int(cells.dp_replicate[cell] * cells.dp_shard[cell]), int(cells.tp[cell])
+    num_micro_batches = problem.workload.gbs / (dp * int(cells.mbs[cell]))
+    if name in BUCKETED and cells.zero[cell] == 0 and dp > 1 and tp == 1 and num_micro_batches > 1:
+        found["buckets"] = state_bytes(problem).gradient * params
+    if name in RECEIVES_APART and cells.pp[cell] > 1:
+        ends = (1 - shape.embedding) + (1 - shape.head)
+        found["receives"] = num_micro_batches * memory.hop_bytes[cell] * ends
+    return found
 
 
 def _waiting(

@@ -7,13 +7,15 @@
   evaluation  what stays from step to step, and one micro-batch that keeps nothing but the layer, or the logits, at work
   save        what stays, and a unit of gathered weights where the runtime gathers them (runtime.gathers_to_save)
 
-What stays from step to step: weights, the optimizer's states, gathered copies that are never given back, and gradients
+What stays from step to step: weights, the optimizer's states, gathered copies that are never given back, buckets of gradients,
+what a pipeline receives into (from the first step on), and gradients
 where the runtime keeps them in a buffer of its own (runtime.built_states has them); elsewhere they are freed behind the
 update (torch: zero_grad sets them to None). In the host: what is offloaded, always; what each rank copies there
 while it loads or saves (runtime.host_copies); the whole model's weights on the first rank where the runtime gathers them.
 
 Sources: torch.distributed.checkpoint loads into tensors that exist, and stages a copy of the local state when it saves
-asynchronously; Megatron-LM's DistributedDataParallel makes one buffer of gradients, its optimizer fp32 copies of the
+asynchronously (both, and the torch runtime's phases, are held to what its tensors take by tests/processes/test_phases.py);
+Megatron-LM's DistributedDataParallel makes one buffer of gradients, its optimizer fp32 copies of the
 weights, when they are built; DeepSpeed's ZeRO optimizers make their states when they are built and read each rank's
 partition through the host. Known from use, neither measured here nor checked against their sources: of Megatron's figures
 only step 2 is published.
@@ -67,11 +69,12 @@ def device_phases(
     context = kinds["context"]
     built = _share(runtime, per_param)
     states = {"weight": kinds["weights"], "gradient": kinds["gradients"], "optimizer": kinds["optimizer"]}
-    made = sum(built[name] * size for name, size in states.items())
+    buckets, receives = kinds.get("buckets", 0.0), kinds.get("receives", 0.0)
+    made = sum(built[name] * size for name, size in states.items()) + buckets
     total = sum(kinds.values())
     late = (1.0 - built["optimizer"]) * states["optimizer"]
-    rests = states["weight"] + states["optimizer"] + built["gradient"] * states["gradient"]
-    update = sum(states.values()) + context
+    rests = states["weight"] + states["optimizer"] + built["gradient"] * states["gradient"] + buckets
+    update = sum(states.values()) + buckets + receives + context
     gathered = kinds.get("gathered", 0.0)
     unit = gathered if runtime.gathers_to_save else 0.0
     first = Phase(device_bytes=total - late, operation=training)
@@ -83,10 +86,11 @@ def device_phases(
         "step 1": first,
         "step 2": Phase(device_bytes=total, operation=training),
         "evaluation": Phase(
-            device_bytes=min(rests + gathered + evaluated.bytes + context, total), operation=evaluated.operation
+            device_bytes=min(rests + receives + gathered + evaluated.bytes + context, total),
+            operation=evaluated.operation,
         ),
         "save": Phase(
-            device_bytes=rests + unit + context,
+            device_bytes=rests + receives + unit + context,
             operation="gathering the largest unit of weights" if unit else "copying states to the host",
         ),
     }

@@ -97,8 +97,8 @@ def memory_report(problem: Problem, decision: Decision) -> tuple[DeviceMemory, .
     footprints = column_footprints(problem, cells, blocks, 0, shape)
     vectors = max_held(Pipeline.of(layout, decision.num_micro_batches))
     host = _host_bytes(problem, cells, blocks, shape)
-    layers = shape.largest_of_layers(np.broadcast_to(blocks.activations[0, :, :1], blocks.activations[0].shape))
-    logits = shape.head * (blocks.logits_saved[0] + blocks.logits_working[0])
+    layers = shape.largest_of_layers(np.broadcast_to(blocks.evaluated[0, :, None], blocks.activations[0].shape))
+    logits = shape.head * (blocks.logits_saved[0] + blocks.split_softmax[0])
     found = []
     for device in range(layout.pp):
         mine = [stage.virtual for stage in decision.stages if stage.device == device]
