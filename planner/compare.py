@@ -347,9 +347,11 @@ def fitted_on(runs: Sequence[Run], calibration: Calibration | None = None) -> Ca
     today = date.today().isoformat()
     refitted = refit(prior, rows, predictions, name=f"{prior.name}, refitted on runs", date=today)
     found = refitted.calibration
+    if refitted.sure is None:
+        found = replace(found, name=f"{found.name}, too few to tell whether it predicts other models better")
     if not refitted.width:
         found = replace(
-            found, name=f"{prior.name}, kept: it predicts runs that are left out better than a refit on the others"
+            found, name=f"{prior.name}, kept: no refit on the other runs is sure to predict one that is left out better"
         )
     return replace(found, coefficients={**found.coefficients, **_residuals(runs, prior, today)})
 

@@ -148,6 +148,7 @@ def _few(few: Mapping[int, Mapping[str, Sequence[Draw]]]) -> dict[str, Any]:
             source: {
                 **errors(log for draw in draws for log in draw.after),
                 "worse": round(float(np.mean([draw.worse for draw in draws])), 3),
+                "most_rise": round(max(0.0, *(draw.rise for draw in draws)), 4),
             }
             for source, draws in sorted(sources.items())
         }

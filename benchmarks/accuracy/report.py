@@ -88,8 +88,13 @@ def _step_table(step: Mapping[str, Any]) -> Iterator[str]:
 
 def _few_lines(step: Mapping[str, Any]) -> Iterator[str]:
     for count, found in step["after_few_rows"].items():
-        told = ", ".join(f"{source[:22]} {one['worse']:.0%}" for source, one in found.items() if source != "macro")
-        yield f"  choices of {count} rows after which the others are predicted worse than before: {told or 'none'}"
+        told = ", ".join(
+            f"{source[:22]} {one['worse']:.0%} (at most {100 * one['most_rise']:.1f})"
+            for source, one in found.items()
+            if source != "macro"
+        )
+        mean = f"{found['macro']['worse']:.1%}" if found["macro"] else "-"
+        yield f"  choices of {count} rows after which the others' median error is more than 0.1 points worse: {mean}; {told or 'none'}"
 
 
 def _order_table(step: Mapping[str, Any]) -> Iterator[str]:

@@ -9,7 +9,19 @@ import pytest
 from cost_models.calibrations import shipped
 from cost_models.problem import Problem
 from cost_models.records import Calibration, Coefficient, Curve, Decision, Precision, RecordError, Workload, normalised
-from cost_models.refit import LEAST_SPREAD, ROBUST, TAIL, Row, parameters_of, prior_spread, refit, scaled
+from cost_models.refit import (
+    BOOTSTRAPS,
+    LEAST_SPREAD,
+    ROBUST,
+    SURE,
+    TAIL,
+    Row,
+    parameters_of,
+    prior_spread,
+    refit,
+    scaled,
+    weight_of_refit,
+)
 from planner.decisions import decision_of_layout
 from planner.predict import simulated
 from planner.readers.clusters import read_cluster
@@ -143,13 +155,38 @@ def test_where_the_prior_predicts_left_out_runs_best_it_stays() -> None:
 def test_runs_that_agree_are_learnt_from() -> None:
     found = refit(PRIOR, rows([1.3 * s for s in many_runs(PRIOR)], spread=0.02), many_runs, name="again", date=DAY)
     assert found.width > 0
+    assert found.sure is not None
+    assert found.sure > SURE
     assert max(abs(left) for left in found.after) < 0.02
 
 
 def test_rows_of_too_few_runs_say_nothing_of_runs_that_are_left_out() -> None:
     measured = [s * factor for s, factor in zip(many_runs(PRIOR), (1.2, 0.8, 1.2, 0.8, 1.2, 0.8), strict=True)]
     of_two = [replace(row, run=str(place % 2)) for place, row in enumerate(rows(measured, spread=0.02))]
-    assert refit(PRIOR, of_two, many_runs, name="again", date=DAY).width == 1.0
+    found = refit(PRIOR, of_two, many_runs, name="again", date=DAY)
+    assert (found.width, found.sure) == (1.0, None)
+
+
+def test_a_gain_that_rests_on_one_run_is_not_sure() -> None:
+    """Five runs as promised within their noise and one that took half as long again: the mean gains by the odd one alone."""
+    runs = [str(place) for place in range(6)]
+    of_prior, of_refit = np.array([0.0] * 5 + [20.0]), np.array([0.5] * 5 + [10.0])
+    assert of_refit.sum() < of_prior.sum()
+    assert weight_of_refit(of_prior, of_refit, runs) < SURE
+    assert weight_of_refit(of_prior, np.array([0.0] * 5 + [20.0]), runs) == pytest.approx(0.5)
+
+
+def test_the_weight_of_a_refit_is_that_of_the_likelihoods_where_runs_gain_alike() -> None:
+    """Where every run gains as much, no bootstrap changes the sum: 1 / (1 + exp(-gain / 2))."""
+    found = weight_of_refit(np.full(8, 1.0), np.full(8, 0.5), [str(place) for place in range(8)])
+    assert found == pytest.approx(1 / (1 + math.exp(-8 * 0.5 / 2)))
+
+
+def test_the_weight_of_a_refit_swaps_with_what_is_compared() -> None:
+    rng = np.random.default_rng(1)
+    one, other, runs = rng.exponential(2.0, 12), rng.exponential(2.0, 12), [str(place // 2) for place in range(12)]
+    assert weight_of_refit(one, other, runs) + weight_of_refit(other, one, runs) == pytest.approx(1.0)
+    assert abs(weight_of_refit(one, one, runs) - 0.5) < 1 / BOOTSTRAPS
 
 
 def test_what_the_runs_do_not_tell_apart_keeps_its_rows() -> None:
