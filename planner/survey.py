@@ -19,7 +19,7 @@ def is_bare(seen: Joined) -> bool:
 
 def survey_document(seen: Joined, found: tuple[Finding, ...]) -> dict[str, Any]:
     """Cluster, what was measured, assumptions, verdict and findings; the cluster alone where nothing was pasted."""
-    if is_bare(seen):
+    if is_bare(seen) and not found:
         cluster: dict[str, Any] = to_json(seen.cluster)
         return cluster
     document: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "cluster": to_json(seen.cluster)}

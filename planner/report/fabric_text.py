@@ -56,6 +56,11 @@ def _tree(cluster: Cluster, nodes: str | None = None) -> list[str]:
         for name, count, below, narrow in reversed(list(_levels(cluster))):
             up = "" if narrow == 1 else f", {narrow:g}:1 upwards"
             lines.append(f"{indent}+- {count:,} x {name}, {below} below each{up}")
+            lines += [
+                f"{indent}   ! {name} {slow.switch}: {slow.factor:.0%} of its links upwards{f': {slow.note}' if slow.note else ''}"
+                for slow in cluster.slow_uplinks
+                if slow.level == name
+            ]
             indent += "   "
     first = 0
     if nodes is not None:

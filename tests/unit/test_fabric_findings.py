@@ -1,14 +1,17 @@
 """What is odd about a cluster that was seen: each oddity planted alone is found, priced and named, and a sound one has none."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cost_models.calibrations import shipped
 from cost_models.collectives import collective_s, fabric
-from cost_models.records import DomainShape, Island, Link
+from cost_models.records import DomainShape, FabricLevel, Island, Link, SlowUplink, save
+from executor.cli import main
 from planner.fabric_findings import Finding, Severity, findings, verdict
-from planner.readers.clusters import read_joined
+from planner.readers.clusters import read_cluster, read_joined
 from planner.readers.topology.join import Joined
 
 Cells = dict[tuple[int, int], str]
@@ -168,6 +171,27 @@ def test_an_oversubscribed_leaf_costs_what_its_ratio_says(tmp_path: Path) -> Non
     assert one.cost is not None
     assert one.cost.times == pytest.approx(4.0, rel=0.05)
     assert "64 GPUs" in one.advice
+
+
+def test_a_slow_uplink_of_a_cluster_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What no pasted file says stands in a cluster file; it is judged and priced alike."""
+    cluster = read_cluster("h100x64")
+    levels = (FabricLevel(name="leaf", radix=2), FabricLevel(name="spine", radix=4))
+    slow = replace(
+        cluster,
+        fabric=levels,
+        slow_uplinks=(SlowUplink(level="leaf", switch=1, factor=0.25, note="one cable of four"),),
+    )
+    path = tmp_path / "cluster.json"
+    save(slow, path)
+    (one,) = findings(read_joined([str(path)]))
+    assert (one.code, one.values["switch"]) == ("SLOW_UPLINK", 1)
+    assert one.cost is not None
+    assert one.cost.times == pytest.approx(4.0, rel=0.05)
+    assert main(["probe", str(path)]) == 0
+    assert "! leaf 1: 25% of its links upwards: one cable of four" in capsys.readouterr().out
+    assert main(["probe", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == "odd"
 
 
 def test_a_cube_mesh_is_built_so(shared: Path) -> None:
