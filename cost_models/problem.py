@@ -150,8 +150,10 @@ class Cells:
     """Gather of each."""
     schedule: NDArray[np.object_]
     """Schedule of each."""
-    order: tuple[str, ...] = RANK_ORDER
-    """Axes of the rank order, innermost first."""
+    nesting: IntArray | None = None
+    """Number of each one's rank order in `orders`; None = the first, of all."""
+    orders: tuple[tuple[str, ...], ...] = (RANK_ORDER,)
+    """Rank orders: axes, innermost first."""
 
     @classmethod
     def of(cls, layouts: Sequence[Layout], order: tuple[str, ...] = RANK_ORDER) -> Self:
@@ -164,14 +166,19 @@ class Cells:
         gather, schedule = np.empty(len(layouts), dtype=object), np.empty(len(layouts), dtype=object)
         gather[:] = [layout.gather for layout in layouts]
         schedule[:] = [layout.schedule for layout in layouts]
-        return cls(**degrees, gather=gather, schedule=schedule, order=tuple(order))
+        return cls(**degrees, gather=gather, schedule=schedule, orders=(tuple(order),))
 
     def __len__(self) -> int:
         return len(self.tp)
 
     def take(self, chosen: IntArray) -> Self:
         """The cells of these numbers."""
-        return replace(self, **{name: getattr(self, name)[chosen] for name in (*_INTEGERS, "gather", "schedule")})
+        arrays = {name: getattr(self, name)[chosen] for name in (*_INTEGERS, "gather", "schedule")}
+        return replace(self, **arrays, nesting=None if self.nesting is None else self.nesting[chosen])
+
+    def rank_order(self, index: int) -> tuple[str, ...]:
+        """The rank order of entry `index`: axes, innermost first."""
+        return self.orders[0 if self.nesting is None else int(self.nesting[index])]
 
     def layout(self, index: int, recompute: str = "none") -> Layout:
         """Entry `index` as a Layout."""
@@ -216,8 +223,14 @@ class Cells:
 
     @cached_property
     def _strides(self) -> Mapping[str, IntArray]:
+        found = [self._strides_in(order) for order in self.orders]
+        if self.nesting is None:
+            return found[0]
+        return {axis: np.choose(self.nesting, [strides[axis] for strides in found]) for axis in RANK_ORDER}
+
+    def _strides_in(self, order: Sequence[str]) -> Mapping[str, IntArray]:
         strides, stride = {}, np.ones(len(self), dtype=np.int64)
-        for axis in self.order:
+        for axis in order:
             strides[axis] = stride
             stride = stride * getattr(self, axis)
         return strides
@@ -226,15 +239,17 @@ class Cells:
     def expert_strides(self) -> tuple[IntArray, IntArray, IntArray]:
         """Strides of etp, ep and edp: the ranks of tp, cp and dp, divided anew, etp innermost.
 
-        Megatron-Core's order etp-ep-edp. A rank order that puts pp between tp, cp and dp would need strides that are no
-        single number; the least stride of the three is taken.
+        Megatron-Core's order etp-ep-edp. A pipeline that lies right outside of ep lies inside edp (`evenly_spaced` says
+        which other rank orders would need strides that are no single number).
         """
         degrees = (self.tp, self.cp, self.dp_shard, self.dp_replicate)
         strides = [self.stride(axis) for axis in ("tp", "cp", "dp_shard", "dp_replicate")]
         far = np.iinfo(np.int64).max
         inner = np.minimum.reduce([np.where(d > 1, s, far) for d, s in zip(degrees, strides, strict=True)])
         inner = np.where(inner == far, 1, inner)
-        return inner, inner * self.etp, inner * self.etp * self.ep
+        outer = inner * self.etp * self.ep
+        around = (self.stride("pp") == outer) & (self.etp * self.ep < self.dp * self.cp * self.tp)
+        return inner, inner * self.etp, np.where(around, outer * self.pp, outer)
 
     @cached_property
     def expert_group(self) -> tuple[IntArray, IntArray]:

@@ -22,6 +22,7 @@ from planner.errors import InputError
 from planner.readers.pins import parse_pins
 from planner.search.best_first import AGREEMENT, NOTHING_FITS
 from planner.search.incumbent import least_objective
+from planner.search.nesting import Joined, other_orders
 from planner.search.pooled import price
 from planner.search.priced import Priced
 from planner.what_if.feasible import space_of
@@ -32,7 +33,7 @@ _TOGETHER = 512
 
 def certificate_of(answer: Answer) -> Certificate:
     """What a plan's file keeps of the proof."""
-    choice, cells = answer.choice, answer.priced.space.cells
+    choice, cells, every = answer.choice, answer.priced.space.cells, answer.every
     restrictions = list(answer.priced.space.restrictions)
     if answer.at_risk:
         restrictions.append("no plan keeps the margin of memory: this one fits on expectation only")
@@ -47,12 +48,12 @@ def certificate_of(answer: Answer) -> Certificate:
         simulated_s=choice.simulated_s,
         gap_simulated=choice.gap_simulated,
         least_bound_s=choice.least_bound_s,
-        least_bound_cell=answer.priced.space.name(choice.least_bound_cell),
-        num_cells=len(cells),
+        least_bound_cell=every.name(choice.least_bound_cell),
+        num_cells=len(every.families),
         limit_s=choice.limit_s,
         cells=tuple(
             Cell(
-                cell=answer.priced.space.name(verdict.index),
+                cell=every.name(verdict.index),
                 bound_s=verdict.bound_s,
                 simulated_bound_s=verdict.simulated_bound_s,
                 objective_s=verdict.objective_s,
@@ -62,6 +63,7 @@ def certificate_of(answer: Answer) -> Certificate:
         ),
         worlds=tuple(sorted({int(world) for world in np.unique(cells.world)})),
         at_risk=answer.at_risk,
+        orders_below_s=answer.orders_below_s,
         seconds=choice.seconds,
         solver=choice.solver,
         restrictions=tuple(restrictions),
@@ -87,13 +89,17 @@ def derived_again(plan: Plan, calibration: Calibration | None = None) -> Mapping
     problem = problem_of(plan.request, calibration)
     pins = parse_pins(plan.request.pin, plan.request.runtime.recompute_kinds)
     space = space_of(problem, pins, proof.worlds)
-    again = _Again(
-        proof=proof, priced=price(problem, space, at_risk=proof.at_risk), bounds_s=np.empty(len(space)), known={}
-    )
+    usual = price(problem, space, at_risk=proof.at_risk)
+    other = None
+    if proof.orders_below_s is not None:
+        objective_s, simulated_s = proof.orders_below_s
+        other = other_orders(usual, objective_below_s=objective_s, simulated_below_s=simulated_s)
+    priced = usual if other is None else Joined(usual=usual, other=other)
+    again = _Again(proof=proof, priced=priced, bounds_s=np.empty(len(priced.families)), known={})
     again.derive()
     document: dict[str, Any] = to_json(proof)
     document["cells"] = list(again.rows())
-    document["faults"] = [*again.faults(), *faults_of_choice(plan, proof, problem, again.priced)]
+    document["faults"] = [*again.faults(), *faults_of_choice(plan, proof, problem, space, priced)]
     return document
 
 
@@ -102,7 +108,7 @@ class _Again:
     """A proof, and the space that it is about, priced anew."""
 
     proof: Certificate
-    priced: Priced
+    priced: Priced | Joined
     bounds_s: FloatArray
     """(n,) no plan of a cell with J up to the limit has a smaller J."""
     known: dict[int, Cell]
@@ -115,7 +121,7 @@ class _Again:
             self.bounds_s[some] = self.priced.bounds_below(self.proof.limit_s, some)
         told = {cell.cell: cell for cell in self.proof.cells}
         for index in every.tolist() if told else ():
-            cell = told.get(self.priced.space.name(index))
+            cell = told.get(self.priced.name(index))
             if cell is not None:
                 self.known[index] = cell
 
@@ -138,7 +144,7 @@ class _Again:
                 yield {**to_json(cell), "opened": True}
                 continue
             yield {
-                "cell": self.priced.space.name(index),
+                "cell": self.priced.name(index),
                 "bound_s": min(bound_s, max(limit_s, float(self.priced.objective_bounds_s[index]))),
                 "simulated_bound_s": float(simulated_s[index]),
                 "objective_s": None,
@@ -166,7 +172,7 @@ class _Again:
         closed_s = np.minimum(self.best_of_families(), proof.limit_s)
         closed_s[list(self.known)] = -np.inf
         for index in np.flatnonzero(self.bounds_s < closed_s * (1 - AGREEMENT)).tolist():
-            yield f"{self.priced.space.name(index)} was left closed, but its bound is {self.bounds_s[index]:.6g} s"
+            yield f"{self.priced.name(index)} was left closed, but its bound is {self.bounds_s[index]:.6g} s"
         found = [objective for index, cell in self.known.items() for objective in self._solved(index, cell)]
         yield from (words for words in found if isinstance(words, str))
         least_s = min((one for one in found if isinstance(one, float)), default=np.inf)

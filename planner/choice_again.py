@@ -11,14 +11,16 @@ from typing import Any
 from cost_models.problem import Problem
 from cost_models.records import Certificate, CertificateStatus, Plan, to_json
 from planner.predict import predict
-from planner.search.best_first import AGREEMENT, least_bound_of
-from planner.search.priced import Priced
+from planner.search.best_first import AGREEMENT, PricedSpace, least_bound_of
+from planner.search.space import Space
 
 _ROUNDING = 1e-9
 """Relative; the same sums in the same order."""
 
 
-def faults_of_choice(plan: Plan, proof: Certificate, problem: Problem, priced: Priced) -> Iterator[str]:
+def faults_of_choice(
+    plan: Plan, proof: Certificate, problem: Problem, space: Space, priced: PricedSpace
+) -> Iterator[str]:
     """What a plan says of its choice and does not come out again, in words."""
     predicted = predict(problem, plan.decision)
     if plan.predicted is not None:
@@ -40,7 +42,7 @@ def faults_of_choice(plan: Plan, proof: Certificate, problem: Problem, priced: P
     least_s = least_bound_of(priced, predicted.step_s)
     if proof.least_bound_s > least_s * (1 + AGREEMENT):
         yield f"min R is said to be {proof.least_bound_s:.6g} s, but only {least_s:.6g} s bound every plan of the space"
-    unsaid = [one for one in priced.space.restrictions if one not in proof.restrictions]
+    unsaid = [one for one in space.restrictions if one not in proof.restrictions]
     if unsaid:
         yield f"the space leaves out what the certificate does not say: {'; '.join(unsaid)}"
 

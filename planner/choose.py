@@ -3,11 +3,12 @@
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from cost_models.problem import Problem
-from cost_models.records import Layout, RecordError, Schedule, Stage
+from cost_models.records import CertificateStatus, Layout, RecordError, Schedule, Stage
 from cost_models.records.layout import STAGES
 from planner.decisions import layout_of, stages_of
 from planner.errors import InfeasibleError, InputError
@@ -16,6 +17,7 @@ from planner.readers.pins import Pins
 from planner.search.arrangements import Arrangement
 from planner.search.best_first import DELTA, SLACKS, Candidate, Choice, candidate, search
 from planner.search.incumbent import least_objective
+from planner.search.nesting import Joined, continued, orders_searched, other_orders
 from planner.search.pooled import price
 from planner.search.priced import Priced
 from planner.search.space import enumerate_cells
@@ -37,7 +39,11 @@ class Answer:
 
     problem: Problem
     priced: Priced
-    """The space that was searched, with its prices."""
+    """The space that was searched, with its prices, in the usual rank order."""
+    other: Priced | None
+    """Those cells in other rank orders that may be better; None = none may."""
+    orders_below_s: tuple[float, ...] | None
+    """J and R below which a cell in another rank order was one of them; None = no other order was looked at."""
     choice: Choice
     at_risk: bool
     """Nothing fits with the memory margin; these plans fit on expectation."""
@@ -47,6 +53,11 @@ class Answer:
     """Today's layout with its best split, where it fits and the runtime can do it."""
     current_note: str
     """Why today's layout is no candidate; empty otherwise."""
+
+    @property
+    def every(self) -> Priced | Joined:
+        """All cells that were searched, numbered as in the choice."""
+        return self.priced if self.other is None else Joined(usual=self.priced, other=self.other)
 
     def stages(self, of: Candidate) -> tuple[Stage, ...]:
         """The stages of a plan."""
@@ -86,16 +97,24 @@ def choose(
     always = [today] if today is not None and not note else []
     for at_risk in (False, True):
         priced = price(problem, space, at_risk=at_risk)
+        how: dict[str, Any] = {"delta": delta, "solver": solver, "always": always, "pace": Pace(tell=tell)}
         try:
-            choice = search(
-                priced, delta=delta, time_limit_s=time_limit_s, solver=solver, always=always, pace=Pace(tell=tell)
-            )
+            choice = search(priced, time_limit_s=time_limit_s, **how)
         except InfeasibleError:
             continue
+        other, below_s = None, None
+        if choice.status is CertificateStatus.OPTIMAL and orders_searched(problem):
+            below_s = (choice.limit_s, choice.least_bound_s)
+            other = other_orders(priced, objective_below_s=below_s[0], simulated_below_s=below_s[1])
+        if other is not None:
+            left_s = None if time_limit_s is None else max(0.0, time_limit_s - (time.monotonic() - begun))
+            choice = continued(priced, other, choice, time_limit_s=left_s, **how)
         handbook = priced if not pins.pins else price(problem, space_of(problem, Pins(), worlds), at_risk=at_risk)
         return Answer(
             problem=problem,
             priced=priced,
+            other=other,
+            orders_below_s=below_s,
             choice=choice,
             at_risk=at_risk,
             baseline=_baseline(handbook),

@@ -52,12 +52,14 @@ def layout_of(plan: Candidate) -> Layout:
 
 def decision_of(problem: Problem, plan: Candidate) -> Decision:
     """The decision that a plan of the search stands for."""
-    return decision_of_stages(problem, layout_of(plan), stages_of(plan))
+    return decision_of_stages(problem, layout_of(plan), stages_of(plan), plan.cell.order)
 
 
-def decision_of_stages(problem: Problem, layout: Layout, stages: tuple[Stage, ...]) -> Decision:
+def decision_of_stages(
+    problem: Problem, layout: Layout, stages: tuple[Stage, ...], order: tuple[str, ...] = RANK_ORDER
+) -> Decision:
     """The decision of a layout with these stages; on a mixed cluster, stages without a pool lie in the order of the pools."""
-    ranks = Ranks(order=RANK_ORDER)
+    ranks = Ranks(order=order)
     if len(problem.cluster.pools) > 1:
         if stages[0].pool is None:
             pools = arrangement_of(problem, layout)

@@ -2,12 +2,13 @@
 
 import platform
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.metadata import version as version_of
 
 import numpy as np
 
 from cost_models.calibrations import identity
-from cost_models.problem import Problem
+from cost_models.problem import RANK_ORDER, Problem
 from cost_models.records import (
     Alternative,
     Calibration,
@@ -17,6 +18,7 @@ from cost_models.records import (
     Prediction,
     Provenance,
 )
+from cost_models.records.plan import USUAL_ORDER
 from planner.advice import problem_of
 from planner.certificate import certificate_of
 from planner.choose import Answer, choose
@@ -109,6 +111,9 @@ def _alternatives(answer: Answer, predicted: Prediction, decision: Decision) -> 
     for note, plan in (("current", answer.current), ("baseline", answer.baseline)):
         if plan is not None:
             found.append(_alternative(problem, decision_of(problem, plan), predicted, note))
+    if decision.ranks.order != RANK_ORDER:
+        usual = replace(decision, ranks=replace(decision.ranks, order=RANK_ORDER))
+        found.append(_alternative(problem, usual, predicted, USUAL_ORDER))
     others = [decision_of(problem, plan) for plan in answer.choice.near]
     for other in [one for one in others if one != decision][:MOST_ALTERNATIVES]:
         found.append(_alternative(problem, other, predicted, ""))

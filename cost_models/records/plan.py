@@ -273,6 +273,8 @@ class Prediction:
     """Keys of operations and links whose measurement would narrow this most."""
 
 
+USUAL_ORDER = "usual order"
+"""Note of the alternative that is the choice itself in the usual rank order."""
 NO_CANDIDATE = "today's layout is no candidate: "
 """How the restriction of a certificate begins that says why today's layout could not be chosen."""
 
@@ -332,6 +334,9 @@ class Certificate:
     """Numbers of ranks that were searched."""
     at_risk: bool = False
     """No plan keeps the margin of memory: the space is that of plans that fit on expectation."""
+    orders_below_s: tuple[float, ...] | None = field(default=None, metadata=UNSAID)
+    """[J, R]: of cells in other rank orders than the usual one, those were searched that may have a plan with J up to the one or
+    R below the other; absent = no other order was looked at."""
     seconds: float
     """Time of the search."""
     solver: str

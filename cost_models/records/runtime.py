@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from cost_models.records.codec import UNSAID
 from cost_models.records.layout import Schedule
 
 
@@ -43,6 +42,10 @@ class StateBytes:
     def total(self) -> float:
         """All three."""
         return self.weight + self.gradient + self.optimizer
+
+
+ANY_ORDER = "any"
+"""The runtime places ranks as a list says: every rank order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +106,8 @@ class Runtime:
     """It plays the exchanges of one micro-batch's experts against the compute of another's."""
     choosable_collectives: tuple[str, ...] = ()
     """Axes whose collective algorithm the runtime lets us choose."""
-    rank_orders: tuple[str, ...] = field(default=(), metadata=UNSAID)
-    """Nestings of the axes that it can express, innermost first (tp-cp-dp-pp); any = all of them; empty = the usual one alone."""
+    rank_orders: Mapping[str, str] = field(default_factory=dict)
+    """Rank orders that it can be told beside tp, cp, dp_shard, dp_replicate, pp from the inside out -> how; `any` = every order."""
     executes_gpus: bool = True
     """It runs on accelerators."""
     untested: tuple[str, ...] = ()

@@ -133,9 +133,10 @@ def against_text(document: Mapping[str, Any]) -> str:
 
 
 def _short(cell: str) -> str:
-    """A cell's layout in short, and the pools of its stages where there are several."""
+    """A cell's layout in short, its rank order where that is not the usual one, and the pools of its stages where there are several."""
     layout, on, pools = cell.partition(" on ")
-    return f"{short_layout(parse_layout(layout))}{on}{pools}"
+    layout, ordered, axes = layout.partition(" order ")
+    return f"{short_layout(parse_layout(layout))}{ordered}{axes}{on}{pools}"
 
 
 def _change(shape: Callable[[Any], str], this: Any, other: Any) -> str:

@@ -4,8 +4,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from cost_models.placement import pool_name
+from cost_models.rank_orders import moved_axes
 from cost_models.records import Alternative, Cluster, Decision, Layout, Model, Plan, Prediction, Stage, Verdict
-from cost_models.records.plan import NO_CANDIDATE
+from cost_models.records.plan import NO_CANDIDATE, USUAL_ORDER
+from cost_models.records.runtime import ANY_ORDER
 from cost_models.units import GIB
 from planner.report.words import billions, columns, counted, duration, memory, memory_gib, paragraph, row, short_layout
 from planner.search.ties import TIE
@@ -38,7 +40,7 @@ def plan_text(plan: Plan) -> str:
         return "\n".join([*lines, "", *stage_lines(plan.decision, None, request.cluster), *chain_lines(request.model)])
     lines += _argument(plan, plan.predicted)
     lines += ["", *stage_lines(plan.decision, plan.predicted, request.cluster), *chain_lines(request.model)]
-    others = [other for other in plan.alternatives if other.note not in ("baseline", "current")]
+    others = [other for other in plan.alternatives if other.note not in ("baseline", "current", USUAL_ORDER)]
     if others:
         lines += ["", *_alternative_lines(plan, others)]
     if plan.defaults:
@@ -84,11 +86,27 @@ def _argument(plan: Plan, predicted: Prediction) -> list[str]:
     lines.append(row("choice", _candidate(plan, plan.decision.layout, predicted.step_s, predicted.memory_gib_max)))
     reference = by_note.get("current") or by_note.get("baseline")
     lines.append(row("gain", _gain(predicted, reference, plan)))
+    lines += _order_lines(plan)
     lines.append(row("speed", speed(predicted)))
     lines.append(row("head-room", head_room(predicted)))
     lines.append(row("binds", _binds(predicted)))
     lines += proof_lines(plan)
     return lines
+
+
+def _order_lines(plan: Plan) -> list[str]:
+    """The rank order where it is not the usual one: which axis moved, how the runtime is told, what staying would have cost."""
+    order, usual, moved = moved_axes(plan.decision)
+    if not order:
+        return []
+    told = plan.request.runtime.rank_orders
+    how = told.get(ANY_ORDER) or told.get(" ".join(plan.decision.ranks.order), "")
+    said = f"{order} from the inside out: {moved} ({how})"
+    for other in plan.alternatives:
+        if other.note == USUAL_ORDER and plan.predicted is not None:
+            more = other.step_s / plan.predicted.step_s - 1
+            said += f"; as {usual} the same stages take {duration(other.step_s)} ({more:+.1%})"
+    return [row("order", said)]
 
 
 def _gain(predicted: Prediction, reference: Alternative | None, plan: Plan) -> str:
@@ -326,7 +344,7 @@ def _alternative_lines(plan: Plan, others: Sequence[Alternative]) -> list[str]:
             f"{other.step_s / plan.predicted.step_s - 1:+.1%}",
             memory_gib(other.memory_gib_max),
             other.verdict.value,
-            _short(plan, other.decision.layout),
+            _short(plan, other.decision.layout) + _in_order(other.decision),
         ]
         for other in others
     ]
@@ -343,6 +361,11 @@ def _alternative_lines(plan: Plan, others: Sequence[Alternative]) -> list[str]:
 
 def _candidate(plan: Plan, layout: Layout, step_s: float, peak_gib: float) -> str:
     return f"{duration(step_s)}  {memory_gib(peak_gib)}  {_short(plan, layout)}"
+
+
+def _in_order(decision: Decision) -> str:
+    order = moved_axes(decision)[0]
+    return f", order {order}" if order else ""
 
 
 def _short(plan: Plan, layout: Layout) -> str:

@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
+from cost_models.rank_orders import orders_of
 from cost_models.records import Cluster, Runtime
+from cost_models.records.runtime import ANY_ORDER
 from planner.errors import InfeasibleError, InputError
 from planner.readers.pins import Pins
 from planner.search.walk import (
@@ -49,11 +51,23 @@ def _missing_schedules(runtime: Runtime, pins: Pins) -> Iterator[str]:
             yield f"runtime {runtime.name} has no schedule that the pin {pin} allows; it has {', '.join(has)}"
 
 
+def _orders(runtime: Runtime, cluster: Cluster) -> str:
+    """Which rank orders are in the space."""
+    usual = "tp, cp, dp_shard, dp_replicate, pp from the inside out"
+    others = orders_of(runtime)[1:]
+    if not others or len(cluster.pools) > 1:
+        return f"rank order: {usual}"
+    which = (
+        "any in which tp lies inside cp" if ANY_ORDER in runtime.rank_orders else f"or {', '.join(runtime.rank_orders)}"
+    )
+    return f"rank order: {usual}, {which}, where the members of each group are evenly spaced; experts keep etp and ep inside"
+
+
 def restrictions(runtime: Runtime, pins: Pins, worlds: Sequence[int], cluster: Cluster, seq: int) -> tuple[str, ...]:
     """What is not in the space, and why."""
     told = [
         "a stage's replicas on two GPU types, unequal micro-batch shares, and tp per stage are never in the space",
-        "rank order: tp, cp, dp_shard, dp_replicate, pp from the inside out",
+        _orders(runtime, cluster),
         "interleaved: at least pp micro-batches; with as many layers in every virtual stage J is its formula, embedding in the first, head in the last",
         "further schedules, and virtual stages of unequal layers: the balanced split and the one with embedding's and head's stage a layer lighter, one kind of recompute everywhere; J is their simulated time",
         "recompute serves memory alone: a device that fits without it has none, to hide synchronisation behind it is no reason",

@@ -204,6 +204,7 @@ class Priced:
             in_flight=() if self.bounds.played[index] else vectors_of(pipeline),
             memory_limit_bytes=self._limits(index),
             pools=self.space.pools(index),
+            order=self.space.cells.rank_order(index),
             bound_s=float(self.objective_bounds_s[index]),
             least_total_s=float(self.bounds.least_totals_s[index]),
             heaviest_s=heaviest,

@@ -13,6 +13,7 @@ import numpy as np
 from cost_models.facts import facts_of_model
 from cost_models.laws import Facts
 from cost_models.problem import Cells, IntArray
+from cost_models.rank_orders import order_text
 from cost_models.recompute import is_priced
 from cost_models.records import Cluster, Layout, Model, Runtime, Workload
 from planner.errors import InfeasibleError, InputError, NotYetError
@@ -52,8 +53,10 @@ class Space:
         return () if self.arrangement is None else self.arrangements[int(self.arrangement[index])]
 
     def name(self, index: int) -> str:
-        """An entry as text: its layout, and on several pools where its stages lie: `... on pools 1x2 0x4`, two on pool 1 first."""
-        layout = str(self.cells.layout(index))
+        """An entry as text: its layout, its rank order where it is not the usual one, and on several pools where its stages lie:
+        `... on pools 1x2 0x4`, two on pool 1 first."""
+        order = order_text(self.cells, index)
+        layout = f"{self.cells.layout(index)} order {order}" if order else str(self.cells.layout(index))
         runs = [f"{pool}x{len(list(run))}" for pool, run in itertools.groupby(self.pools(index))]
         return f"{layout} on pools {' '.join(runs)}" if runs else layout
 

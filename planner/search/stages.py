@@ -15,6 +15,7 @@ import numpy as np
 
 from cost_models.problem import Columns
 from cost_models.records import Layout, Schedule
+from cost_models.records.plan import RANK_AXES
 from cost_models.schedules import FloatArray, IntArray, Pipeline
 from cost_models.simulation import StageTimes
 from cost_models.stage import ColumnPrices
@@ -143,6 +144,8 @@ class CellProblem:
     """The cell has one plan, all its columns, whose time is known by playing it."""
     pools: tuple[int, ...] = ()
     """Of each device, the number of its pool; empty where the cluster has one."""
+    order: tuple[str, ...] = RANK_AXES
+    """Rank order: axes, innermost first."""
 
     @cached_property
     def limits_bytes(self) -> FloatArray:
