@@ -67,8 +67,10 @@ def other_orders(priced: Priced, *, objective_below_s: float, simulated_below_s:
     problem, cells = priced.problem, priced.space.cells
     orders = orders_of(problem.runtime)
     row = np.flatnonzero(_may_gain(priced, objective_below_s, simulated_below_s))
-    if len(orders) > _FEW_ORDERS and _inside_is_faster(priced.prices.fabric):
+    if len(row) and len(orders) > _FEW_ORDERS and _inside_is_faster(priced.prices.fabric):
         row = row[_worth(_nearest(priced, row), objective_below_s, simulated_below_s)]
+    if not len(row):
+        return None
     found, of_row = in_other_orders(
         priced.prices.fabric, cells.take(row), orders, experts=problem.model.moe is not None
     )
