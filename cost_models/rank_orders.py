@@ -14,7 +14,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_models.collectives import Fabric, members
+from cost_models.collectives import groups_of, members
+from cost_models.links import Fabric
 from cost_models.problem import RANK_ORDER, Cells, IntArray
 from cost_models.records import Decision, Runtime
 from cost_models.records.runtime import ANY_ORDER
@@ -108,16 +109,21 @@ def places(fabric: Fabric, cells: Cells, *, experts: bool) -> IntArray:
         groups += [cells.expert_group, cells.expert_shard_group, cells.expert_replica_group]
         groups.append((cells.etp, cells.expert_strides[0]))
     stride = cells.stride("pp")
-    groups.append((np.where(cells.pp > 1, 2, 1), np.maximum(stride * (cells.pp - 1), 1)))
-    units = [fabric.domain_size, *(unit for unit, _ in fabric.levels)]
-    felt = []
-    for size, step in groups:
-        alone = size == 1
-        felt += [np.where(alone, 1, members(unit, size, step)) for unit in units]
-        felt.append(~alone & (step >= fabric.devices_per_nic))
-    leaving = _hops_out(fabric.domain_size, cells)
-    felt += [leaving, *(np.where(leaving > 0, members(unit, np.full_like(stride, 2), stride), 0) for unit in units)]
+    groups.append((np.where(cells.pp > 1, 2, 1), np.maximum(stride * (cells.pp - 1), 1)))  # first and last stage
+    felt = [feature for size, step in groups for feature in _felt(fabric, cells, size, step)]
+    units = (fabric.island_size, fabric.domain_size, *(level.unit for level in fabric.levels))
+    felt += [_hops_out(unit, cells) for unit in units if unit > 1]
+    felt += [np.where(cells.pp > 1, members(level.unit, np.full_like(stride, 2), stride), 0) for level in fabric.levels]
+    if fabric.slow_domains or fabric.slow_nics or any(level.slow for level in fabric.levels):
+        felt.append(np.where(cells.pp > 1, stride, 0))  # which hop meets what is slow
     return np.stack([np.asarray(one, dtype=np.int64) for one in felt], axis=1)
+
+
+def _felt(fabric: Fabric, cells: Cells, size: IntArray, step: IntArray) -> list[IntArray]:
+    """What a group's seconds depend on, beside its size."""
+    alone, at = size == 1, groups_of(fabric, size.astype(float), step.astype(float), cells.world)
+    felt = [at.inside, at.outside, at.in_island, *at.beyond, *at.below, step >= fabric.devices_per_nic]
+    return [np.where(alone, 1, np.asarray(one, dtype=np.int64)) for one in felt]
 
 
 def _hops_out(unit: int, cells: Cells) -> IntArray:

@@ -81,7 +81,9 @@ def near_names(name: str, known: Iterable[str], *, most: int = 2, least_alike: f
     """
     wanted, by_plain = _plain(name), {_plain(one): one for one in known}
     meant = [one for plain, one in by_plain.items() if wanted == plain or wanted in map(_plain, SYNONYMS.get(one, ()))]
-    return meant or [by_plain[plain] for plain in difflib.get_close_matches(wanted, by_plain, n=most, cutoff=least_alike)]
+    return meant or [
+        by_plain[plain] for plain in difflib.get_close_matches(wanted, by_plain, n=most, cutoff=least_alike)
+    ]
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_models.block_prices import price_blocks
-from cost_models.collectives import Fabric, intra_bytes_per_s
+from cost_models.links import Fabric
 from cost_models.problem import RANK_ORDER, Cells, Problem
 from cost_models.rank_orders import in_other_orders, orders_of
-from cost_models.records import Layout
+from cost_models.records import Cluster, Layout
 from cost_models.schedules import FloatArray, IntArray
 from planner.search.best_first import MOST_SIMULATED, CellVerdict, Choice, search
 from planner.search.bounds import Bounds
@@ -56,7 +56,13 @@ class NearestCells(Cells):
 def orders_searched(problem: Problem) -> bool:
     """Whether other rank orders are looked at: the runtime takes some, one pool, and groups may leave their domain."""
     cluster = problem.cluster
-    return len(orders_of(problem.runtime)) > 1 and len(cluster.pools) == 1 and cluster.num_gpus > cluster.domain_size
+    return len(orders_of(problem.runtime)) > 1 and len(cluster.pools) == 1 and cluster.num_gpus > _nearest_unit(cluster)
+
+
+def _nearest_unit(cluster: Cluster) -> int:
+    """Devices that are all as near to one another as devices can be."""
+    island = cluster.pools[0].kind.island
+    return cluster.domain_size if island is None else island.num_gpus
 
 
 def other_orders(priced: Priced, *, objective_below_s: float, simulated_below_s: float) -> Priced | None:
@@ -95,7 +101,7 @@ def _may_gain(priced: Priced, objective_below_s: float, simulated_below_s: float
     """(n,) step 1: cells of several axes whose compute alone leaves room below a limit."""
     cells, prices, bounds = priced.space.cells, priced.prices, priced.bounds
     several = sum((getattr(cells, axis) > 1).astype(np.int64) for axis in RANK_ORDER) > 1
-    several &= cells.world > priced.problem.cluster.domain_size
+    several &= cells.world > _nearest_unit(priced.problem.cluster)
     compute_s = (prices.forward_compute_s + prices.backward_compute_s)[:, :, list(priced.kinds)]
     exposed_s = (prices.forward_exposed_s + prices.backward_exposed_s)[:, :, list(priced.kinds)]
     share = (compute_s / np.maximum(compute_s + exposed_s, 1e-300)).min(axis=(1, 2))
@@ -111,7 +117,8 @@ def _may_gain(priced: Priced, objective_below_s: float, simulated_below_s: float
 
 def _inside_is_faster(fabric: Fabric) -> bool:
     """Whether even the fewest members of a domain reach each other faster than two domains do."""
-    nearest = float(intra_bytes_per_s(fabric, np.array(2.0)))
+    slowest = min((one.factor for one in fabric.slow_domains), default=1.0)
+    nearest = fabric.intra.bytes_per_s * (fabric.domain_shares[1] if fabric.domain_shares else 1.0) * slowest
     return fabric.network.bytes_per_s <= nearest and fabric.network.step_s >= fabric.intra.step_s
 
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from cost_models.block_prices import price_blocks
 from cost_models.calibrations import shipped
-from cost_models.collectives import Collective, collective_s, fabric
+from cost_models.collectives import Collective, collective_s
+from cost_models.links import fabric
 from cost_models.problem import RANK_ORDER, Cells, Problem
 from cost_models.rank_orders import evenly_spaced, in_other_orders, moved_axes, orders_of, places
 from cost_models.records import Gather, Layout, Ranks, Workload
