@@ -406,24 +406,7 @@ def _switches(seen: Joined) -> Iterator[Finding]:
             ),
             values={"oversubscription": total},
         )
-    if cluster.slow_uplinks:
-        worst = min(cluster.slow_uplinks, key=lambda slow: slow.factor)
-        below = cluster.nodes_below(worst.level) * cluster.pools[0].kind.gpus_per_node
-        yield Finding(
-            code="SLOW_UPLINK",
-            severity=Severity.WARNING,
-            message=f"{len(cluster.slow_uplinks)} switches with slow links upwards; the worst is {worst.level} {worst.switch} at "
-            f"{worst.factor:.0%}{f' ({worst.note})' if worst.note else ''}",
-            advice=f"mend it, or keep what crosses it small: ranks {worst.switch * below:,} to {(worst.switch + 1) * below - 1:,} lie below",
-            cost=_cost(
-                cluster,
-                replace(cluster, slow_uplinks=()),
-                cluster.pools[0].num_gpus // below,
-                f"one GPU below each {worst.level}, all such groups at once",
-                below,
-            ),
-            values={"level": worst.level, "switch": worst.switch, "factor": worst.factor},
-        )
+    yield from _slow_uplinks(cluster)
     for row in seen.pieces.fabric.levels if seen.pieces.fabric else ():
         if len(set(row.sizes)) > 1:
             least, most = min(row.sizes), max(row.sizes)
@@ -434,6 +417,29 @@ def _switches(seen: Joined) -> Iterator[Finding]:
                 advice="jobs of whole switches place best; ranks are numbered along the switches",
                 values={"level": row.name, "least": least, "most": most},
             )
+
+
+def _slow_uplinks(cluster: Cluster) -> Iterator[Finding]:
+    """Switches whose way up is not as that of the others."""
+    if not cluster.slow_uplinks:
+        return
+    worst = min(cluster.slow_uplinks, key=lambda slow: slow.factor)
+    below = cluster.nodes_below(worst.level) * cluster.pools[0].kind.gpus_per_node
+    yield Finding(
+        code="SLOW_UPLINK",
+        severity=Severity.WARNING,
+        message=f"{len(cluster.slow_uplinks)} switches with slow links upwards; the worst is {worst.level} {worst.switch} at "
+        f"{worst.factor:.0%}{f' ({worst.note})' if worst.note else ''}",
+        advice=f"mend it, or keep what crosses it small: ranks {worst.switch * below:,} to {(worst.switch + 1) * below - 1:,} lie below",
+        cost=_cost(
+            cluster,
+            replace(cluster, slow_uplinks=()),
+            cluster.pools[0].num_gpus // below,
+            f"one GPU below each {worst.level}, all such groups at once",
+            below,
+        ),
+        values={"level": worst.level, "switch": worst.switch, "factor": worst.factor},
+    )
 
 
 # Measured ----------------------------------------------------------------------------------------------------------

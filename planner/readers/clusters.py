@@ -15,8 +15,8 @@ from planner.readers.cluster_facts import FACT_KEYS, cluster_and_defaults, read_
 from planner.readers.documents import There, named_path, part_of
 from planner.readers.node_presets import cluster_names, node_name, preset_cluster, spelling
 from planner.readers.plausible import refuse_implausible, refuse_too_many
-from planner.readers.topology.join import Joined, gathered, joined
-from planner.readers.topology.pieces import Pieces
+from planner.readers.topology.join import Joined, joined
+from planner.readers.topology.pieces import Pieces, gathered
 from planner.readers.topology.words import is_word, read_words
 
 _PRESET_AND_COUNT = re.compile(r"(.+?)\s*[x×*]\s*(-?\d+)")

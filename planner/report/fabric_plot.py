@@ -134,7 +134,7 @@ def _domains(canvas: _Canvas, seen: Joined | None, kind: NodeKind, gpu_x: Sequen
         groups = seen.domains.groups
         if not seen.domains.whole and not seen.domains.off and seen.pieces.node is not None:
             way = next(path.way.value for path in seen.pieces.node.paths.values() if path.way.is_fast)
-            words = f"{way}\nnone between groups"
+            words = f"{way}\n{bandwidth(kind.island.link.bandwidth_bytes_per_s)}" if kind.island else way
     for group in groups:
         members = [gpu for gpu in group if gpu < count]
         if len(members) > 1:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.errors import InputError
+from planner.readers.clusters import read_cluster
 from planner.readers.topology.products import device_of
 from planner.readers.topology.seen import SeenDevices, SeenNode, SeenNvlinks, SeenP2p, Way
 from planner.readers.topology.smi_lists import (
@@ -213,6 +214,19 @@ def test_the_table_of_plain_nvidia_smi() -> None:
     (found,) = read_smi_table(TABLE, "smi.txt")
     assert [gpu.name for gpu in found.gpus] == ["NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM..."]
     assert [device_of(gpu.name or "", gpu.memory_bytes, "smi.txt").name for gpu in found.gpus] == ["h100", "a100-40"]
+
+
+def test_a_name_that_was_cut_is_the_one_that_was_not(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-1)\n")
+    (tmp_path / "smi.txt").write_text(
+        "|   0  NVIDIA A100-SXM...  On  | 00000000:C3:00.0 Off | 0 |\n| N/A  29C  P0  69W / 400W |  3MiB / 81920MiB | 0% |\n"
+    )
+    for order in (("list.txt", "smi.txt"), ("smi.txt", "list.txt")):
+        kind = read_cluster(",".join(str(tmp_path / name) for name in order)).pools[0].kind
+        assert kind.device.name == "a100-80"
+    (tmp_path / "list.txt").write_text("GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)\n")
+    with pytest.raises(InputError, match="list different GPUs"):
+        read_cluster(f"{tmp_path}/list.txt,{tmp_path}/smi.txt")
 
 
 def test_a_variant_with_other_memory_has_the_memory_that_is_shown() -> None:
