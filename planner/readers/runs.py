@@ -378,6 +378,7 @@ def _cluster(row: Mapping[str, str]) -> Cluster:
             "inter": row["interconnect"],
         }
     )
+    cluster = _evenly_placed(cluster)
     if "Omni-Path" not in row["interconnect"] or cluster.pools[0].kind.device.family != "ampere":
         return cluster
     # the one cluster of this kind of which anything is published (Jean Zay): its all-reduces reach a quarter of NVLink
@@ -386,6 +387,17 @@ def _cluster(row: Mapping[str, str]) -> Cluster:
         cluster,
         pools=(replace(pool, kind=replace(pool.kind, intra=replace(pool.kind.intra, name="nvlink3-jean-zay"))),),
     )
+
+
+def _evenly_placed(cluster: Cluster) -> Cluster:
+    """A run's nodes spread evenly over as few fast domains as hold them, where they divide: 256 GPUs on racks of 72 are four times
+    64, as schedulers place blocks (Slurm's topology/block, --segment) and as NVIDIA's recipes for NVL72 count on (ep 64)."""
+    (pool,) = cluster.pools
+    num_domains = -(-pool.num_nodes // pool.kind.domain_nodes)
+    each, rest = divmod(pool.num_nodes, num_domains)
+    if rest or num_domains == 1:
+        return cluster
+    return replace(cluster, pools=(replace(pool, kind=replace(pool.kind, domain_nodes=each)),))
 
 
 def _size_gb(row: Mapping[str, str]) -> float | None:

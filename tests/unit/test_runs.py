@@ -317,3 +317,12 @@ def test_columns_that_contradict_what_decides_are_warned_of_once_each(tmp_path):
 def test_published_tables_are_warned_of_where_they_are_wrong_alone(shared):
     path = shared / "published" / "throughput.csv"
     assert [line.split("(")[-1][:5] for line in warnings_of(path, read_rows(path))] == ["r0258"] * 2
+
+
+@pytest.mark.parametrize(("gpus", "domain"), [(256, 64), (72, 72), (144, 72), (128, 64), (8, 8), (76, 72)])
+def test_a_run_fills_its_fast_domains_evenly(gpus, domain):
+    """76 GPUs are 19 nodes, which two racks cannot share evenly: the rack's own domain stays."""
+    row = ROW | {"gpu": "GB200", "gpu_mem_gb": "", "gpus_per_node": "4", "n_gpus": str(gpus), "interconnect": ""}
+    row |= {"tp": "1", "pp": "1", "vpp": "", "cp": "1", "gbs": str(gpus)}
+    found = read_run(row, shipped()).problem.cluster
+    assert (found.num_gpus, min(found.domain_size, gpus)) == (gpus, domain)
