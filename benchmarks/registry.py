@@ -17,7 +17,7 @@ Raises FileNotFoundError where it needs the folder.
 """
 
 _BENCHMARKS: dict[str, Benchmark] = {}
-_FILES = ("simulation", "schedules", "pricing", "terms", "planning", "picks", "cases", "topology")
+_FILES = ("simulation", "schedules", "pricing", "terms", "planning", "picks", "cases", "topology", "server")
 """Files of this folder that register one."""
 
 

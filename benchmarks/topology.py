@@ -49,6 +49,8 @@ from planner.readers.runtimes import read_runtime
 FAST_BITS_PER_S, SLOW_BITS_PER_S = 4e8, 4e7
 """Ten to one, as in a node of eight with one slow way out; slow enough for two cores that others use too to keep up with."""
 STEPS = 3
+WAIT_S = 600.0
+"""For another testbed to end."""
 MODEL = Model(
     name="topology-3m", num_layers=4, hidden=192, ffn=512, heads=4, kv_heads=2, head_dim=48, vocab=2048, gated_mlp=True
 )
@@ -87,7 +89,7 @@ def topology(published: Path | None = None) -> Mapping[str, Any]:
 
 def data_parallel() -> dict[str, Any]:
     """The seven configurations, from the probe of the same network."""
-    with tempfile.TemporaryDirectory(prefix="meshwright-") as folder, network(_links()) as net:
+    with tempfile.TemporaryDirectory(prefix="meshwright-") as folder, network(_links(), wait_s=WAIT_S) as net:
         place = Path(folder)
         cluster, calibration = probe(net, place)
         problem = Problem(
@@ -167,7 +169,7 @@ def pipelines() -> dict[str, Any]:
         decisions = {name: decision_of_layout(problem, parse_layout(layout)) for name, layout in SCHEDULES.items()}
         plans = {name: plan_of(problem, one) for name, one in decisions.items()}
         links = two_pairs(FAST_STAGES_BITS_PER_S, far)
-        with tempfile.TemporaryDirectory(prefix="meshwright-") as folder, network(links) as net:
+        with tempfile.TemporaryDirectory(prefix="meshwright-") as folder, network(links, wait_s=WAIT_S) as net:
             measured = run(net, Path(folder), plans, STEPS, LAYER_S)
         rows += [
             {

@@ -8,6 +8,7 @@ worker exchanges with a server on its own host crosses no link. With B bytes, w 
   sharded over the workers   α + (w-1)/w·B/r, twice: the bytes of a ring in 2 steps where the ring takes 2(w-1)
   sharded over w spare hosts α + B/r, twice
 
+At a server of its own a slow worker's pushes are held up by the fast ones', and end alone.
 In c chunks the pull of one runs beside the push of the next, since links are full duplex: (c+1)/(2c) of these bytes' time.
 
 The ring of w workers is 2(w-1)(α + B/(w·r)), and begins when its last member is ready; a server's link works on what is
@@ -80,7 +81,33 @@ def server_s(star: Star, num_bytes: float, servers: Sequence[int], *, num_chunks
     pushed_s = max(_pushes_s(star, hosts, share / num_chunks, star.workers_ready_s))
     phase_s = max(_pushes_s(star, hosts, share / num_chunks, (0.0,) * star.num_workers))
     # the chunks behind the first one follow at the pace of a phase, the last one's pull comes at the end
-    return star.launch_s + 2 * star.step_s + pushed_s + num_chunks * phase_s
+    whole_s = pushed_s + num_chunks * phase_s
+    if len(hosts) == 1:
+        whole_s = max(whole_s, _in_turn_s(star, hosts[0], share) + phase_s)
+    return star.launch_s + 2 * star.step_s + whole_s
+
+
+def _in_turn_s(star: Star, server: int, num_bytes: float) -> float:
+    """When all workers' pushes of so many bytes are through one server's link, as TCP shares it.
+
+    A sender waits for acknowledgements, so it has the share of a full link that its own link has of all that send: a slow one
+    is held up by the fast, and when they are done has the rest to send, over a link that is then far from full.
+    """
+    left = {worker: num_bytes for worker in range(star.num_workers) if worker != server}
+    now_s = 0.0
+    while left:
+        active = [worker for worker in left if star.workers_ready_s[worker] <= now_s]
+        offered = sum(star.bytes_per_s[worker] for worker in active)
+        taken = min(1.0, star.bytes_per_s[server] / offered) if active else 0.0
+        ends = [now_s + left[worker] / (taken * star.bytes_per_s[worker]) for worker in active]
+        begins = [star.workers_ready_s[worker] for worker in left if star.workers_ready_s[worker] > now_s]
+        until_s = min([*ends, *begins])
+        for worker, end_s in zip(active, ends, strict=True):
+            left[worker] -= taken * star.bytes_per_s[worker] * (until_s - now_s)
+            if end_s <= until_s:
+                del left[worker]
+        now_s = until_s
+    return now_s
 
 
 def _pushes_s(star: Star, hosts: list[int], share_bytes: float, ready_s: Sequence[float]) -> list[float]:

@@ -11,3 +11,8 @@ def probe_ranks_file() -> Path:
 def plan_ranks_file() -> Path:
     """The program that runs plans from every host."""
     return Path(__file__).with_name("plan_ranks.py")
+
+
+def server_ranks_file() -> Path:
+    """The program that sums gradients by rings and by servers."""
+    return Path(__file__).with_name("server_ranks.py")

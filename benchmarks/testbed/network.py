@@ -23,6 +23,9 @@ SEGMENT_BYTES = 32 * 1024
 """Largest segment that leaves a host: of each pause's first one htb lets pass what it has no tokens for."""
 BURST_BYTES = 32 * 1024
 """What passes unshaped after a pause: little against any message that is timed here, and no less than htb needs at 1 Gbit/s."""
+TCP = "cd /proc/sys/net/ipv4 && echo reno > tcp_congestion_control && echo 0 > tcp_slow_start_after_idle"
+"""Senders that keep a queue at the link filled: with BBR, which looks for its rate anew after each pause, that would be measured.
+(CUBIC, which clusters use, is not offered to namespaces by every kernel; without losses both only ever open their window.)"""
 COMMAND_S = 20
 """Time-out of one command of iproute2."""
 RELAY_S = 10.0
@@ -108,6 +111,7 @@ class Network:
             _do("ip", "-n", host, "addr", "add", f"{self.address(number)}/24", "dev", inside)
             _do("ip", "-n", host, "link", "set", inside, "up")
             _do("ip", "-n", host, "link", "set", "lo", "up")
+            _do("ip", "netns", "exec", host, "sh", "-c", TCP)
 
     def shape(self, links: Links) -> None:
         """Give the links their bandwidths and delays, in place of those that they have."""

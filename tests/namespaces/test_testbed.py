@@ -20,6 +20,16 @@ TCP = 0.04
 """What headers add: 90 of 1538 bytes on the wire, less in large segments."""
 
 
+SLOWER = 1.4
+"""Times that a busy machine may lengthen a transfer; nothing shortens one."""
+
+
+def carries(seconds: float, bits_per_s: float) -> bool:
+    """Whether BYTES took as long as they should."""
+    least_s = BYTES * 8 / bits_per_s
+    return 0.97 * least_s < seconds < SLOWER * (1 + TCP) * least_s
+
+
 def talked(net: Network, tmp_path: Path, *transfers: str) -> dict[str, float]:
     """Seconds of transfers `from-to:bytes`, joined by + where they run at once, through plain TCP sockets."""
     out = tmp_path / "seconds.json"
@@ -32,8 +42,8 @@ def test_pairs_and_a_delayed_link_carry_what_they_say(tmp_path: Path) -> None:
     links = two_pairs(200 * MEGABIT, 50 * MEGABIT, (Delay(hosts=(0, 2), one_way_s=0.02, bits_per_s=50 * MEGABIT),))
     with network(links) as net:
         seconds = talked(net, tmp_path, f"0-1:{BYTES}", f"1-2:{BYTES}", "1-2:8", "0-2:8", "2-0:8", f"0-2:{BYTES}")
-    assert seconds[f"0-1:{BYTES}"] == pytest.approx(BYTES * 8 / 200e6 * (1 + TCP), rel=0.1)
-    assert seconds[f"1-2:{BYTES}"] == pytest.approx(BYTES * 8 / 50e6 * (1 + TCP), rel=0.1)
+    assert carries(seconds[f"0-1:{BYTES}"], 200e6)
+    assert carries(seconds[f"1-2:{BYTES}"], 50e6)
     assert seconds["1-2:8"] < 0.01
     for way in ("0-2:8", "2-0:8"):
         assert seconds[way] == pytest.approx(0.04, rel=0.2), way
@@ -42,16 +52,15 @@ def test_pairs_and_a_delayed_link_carry_what_they_say(tmp_path: Path) -> None:
 
 def test_hosts_of_a_star_share_their_interfaces(tmp_path: Path) -> None:
     with network(star(100 * MEGABIT, {3: 50 * MEGABIT})) as net:
-        alone_s = BYTES * 8 / 100e6 * (1 + TCP)
         both = f"1-0:{BYTES}+2-0:{BYTES}"
         seconds = talked(
             net, tmp_path, f"0-1:{BYTES}", both, f"0-1:{BYTES}+1-0:{BYTES}", f"3-1:{BYTES}", f"1-3:{BYTES}"
         )
-    assert seconds[f"0-1:{BYTES}"] == pytest.approx(alone_s, rel=0.1)
-    assert seconds[both] == pytest.approx(2 * alone_s, rel=0.15), "what reaches a host shares its way in"
-    assert seconds[f"0-1:{BYTES}+1-0:{BYTES}"] == pytest.approx(alone_s, rel=0.15), "both directions at once"
-    assert seconds[f"3-1:{BYTES}"] == pytest.approx(2 * alone_s, rel=0.1)
-    assert seconds[f"1-3:{BYTES}"] == pytest.approx(2 * alone_s, rel=0.1)
+    assert carries(seconds[f"0-1:{BYTES}"], 100e6)
+    assert carries(seconds[both], 50e6), "what reaches a host shares its way in"
+    assert carries(seconds[f"0-1:{BYTES}+1-0:{BYTES}"], 100e6), "both directions at once"
+    assert carries(seconds[f"3-1:{BYTES}"], 50e6)
+    assert carries(seconds[f"1-3:{BYTES}"], 50e6)
 
 
 def test_a_cut_pair_alone_is_cut(tmp_path: Path) -> None:
