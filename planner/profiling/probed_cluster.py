@@ -36,6 +36,9 @@ NEAR, FAR = "probed-near", "probed-far"
 ODD_SHARE = 0.8
 """A pair, or a node, below this share of its class's median is odd, and is said."""
 
+LEAST_SIZES, PAST_LATENCY = 3, 3.0
+"""Of a curve: sizes, and times that its largest message takes the seconds of its smallest. Without these the closed form stands."""
+
 Way = tuple[int, int]
 
 
@@ -264,10 +267,16 @@ def _collective_curves(measurements: Iterable[Measurement], source: str, today: 
             name, ranks, size, link_class = one.key.split("/")
             known = points[f"{name}/{ranks}/{link_class}"]
             known[float(size)] = max(known.get(float(size), 0.0), robust_s(one.samples_s))
-    return {
+    curves = {
         key: Curve(sizes_bytes=tuple(sorted(known)), seconds=_rising(known), source=source, date=today)
         for key, known in points.items()
     }
+    return {key: curve for key, curve in curves.items() if _says_bandwidth(curve)}
+
+
+def _says_bandwidth(curve: Curve) -> bool:
+    """Whether larger messages may be read off it: one that ends where latency decides would make them cost nothing, or all."""
+    return len(curve.seconds) >= LEAST_SIZES and curve.seconds[-1] >= PAST_LATENCY * curve.seconds[0]
 
 
 def _rising(points: dict[float, float]) -> tuple[float, ...]:
