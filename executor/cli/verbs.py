@@ -175,6 +175,7 @@ def explain(arguments: argparse.Namespace) -> Outcome:
     from planner.explain import against, why_not
     from planner.report.explain_text import against_text, certificate_text, why_not_text
     from planner.report.plan_text import plan_text
+    from planner.what_if.elsewhere import elsewhere
 
     asked = [name for name in _QUESTIONS if getattr(arguments, name) not in (None, False)]
     if len(asked) > 1:
@@ -194,7 +195,8 @@ def explain(arguments: argparse.Namespace) -> Outcome:
             reasons = why_not(shown, arguments.why_not, _calibration(arguments))
         return Outcome(document=reasons, text=lambda: why_not_text(reasons))
     if arguments.against is not None:
-        differences = against(shown, load_plan(arguments.against))
+        other = load_plan(arguments.against)
+        differences = against(shown, other) | {"elsewhere": elsewhere(shown, other, _calibration(arguments))}
         return Outcome(document=differences, text=lambda: against_text(differences))
     if arguments.binds:
         from planner.report.around_text import binds_text

@@ -6,6 +6,7 @@ from typing import Any
 
 from cost_models.records import Verdict, parse_layout
 from planner.report.check_text import value_lines
+from planner.report.elsewhere_text import elsewhere_lines
 from planner.report.plan_text import FITS, PARTS, gap_words
 from planner.report.words import columns, duration, memory_gib, row, short_layout
 from planner.search.best_first import DELTA
@@ -129,7 +130,8 @@ def against_text(document: Mapping[str, Any]) -> str:
         else:
             sides = ["-" if value is None else shape(value) for value in (this, other)]
             table.append([words, *sides, "=" if sides[0] == sides[1] else _change(shape, this, other)])
-    return "\n".join([*lines, "", *columns(table, right=(1, 2, 3)), "", row("the same", ", ".join(same) or "nothing")])
+    lines += ["", *columns(table, right=(1, 2, 3)), "", row("the same", ", ".join(same) or "nothing")]
+    return "\n".join([*lines, *elsewhere_lines(document.get("elsewhere"))])
 
 
 def _short(cell: str) -> str:
