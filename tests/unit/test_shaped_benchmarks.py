@@ -7,7 +7,7 @@ from benchmarks.registry import benchmarks
 
 
 def test_without_a_network_they_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in ((topology, "topology"), (server, "server")):
+    for module, name in ((topology, "topology"), (topology, "pipelines"), (server, "server")):
         monkeypatch.setattr(module, "unavailable", lambda: "needs root")
         found = benchmarks()[name](None)
         assert found["skipped"] == "needs root"
