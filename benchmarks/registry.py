@@ -17,7 +17,20 @@ Raises FileNotFoundError where it needs the folder.
 """
 
 _BENCHMARKS: dict[str, Benchmark] = {}
-_FILES = ("simulation", "schedules", "pricing", "terms", "planning", "picks", "cases", "topology", "server")
+_FILES = (
+    "simulation",
+    "schedules",
+    "pricing",
+    "terms",
+    "planning",
+    "picks",
+    "cases",
+    "topology",
+    "server",
+    "executor.gradients",
+    "executor.overhead",
+    "executor.measuring",
+)
 """Files of this folder that register one."""
 
 
