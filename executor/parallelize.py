@@ -303,6 +303,9 @@ class Parallel:
                 )
             # Under tp no shard holds a token beyond the vocabulary, and all would go on with zeros. On a GPU this is a wait.
             if batch.device.type == "cpu" or self._num_steps == 0:
+                least, most = torch.aminmax(batch)
+                if 0 <= least and most < self.vocab:
+                    continue
                 strange = batch[(batch < 0) | (batch >= self.vocab)]
                 strange = strange if none is None else strange[strange != none]
                 if strange.numel():
@@ -434,8 +437,10 @@ class Parallel:
             raise RefusedError(f"max_norm={max_norm}; legal: numbers from 0")
         gradients = [(p, p.grad) for p in self.parameters() if p.grad is not None]
         squares = torch.zeros((), device=self.device)
-        for parameter, grad in gradients:
-            squares += _local(grad).float().square().sum() / self.num_copies(parameter)
+        if gradients:
+            norms = torch.stack(torch._foreach_norm([_local(grad) for _, grad in gradients])).float()
+            copies = torch.tensor([float(self.num_copies(p)) for p, _ in gradients], device=self.device)
+            squares = (norms.square() / copies).sum()
         with naming_the_late():
             dist.all_reduce(squares)
         norm = squares.sqrt()

@@ -48,8 +48,9 @@ class StageModule(nn.Module):
 
     def named_layers(self) -> Iterator[tuple[str, nn.Module]]:
         """Names and modules of the layers, in their order."""
+        folder = self.get_submodule(self.anatomy.layers) if self.layer_names else self
         for name in self.layer_names:
-            yield name, self.get_submodule(name)
+            yield name, getattr(folder, name.rpartition(".")[2])
 
     def forward(self, x: Tensor) -> Tensor:
         """Token ids (B, T) or hidden states (B, T/tp, hidden) -> hidden states, or logits (B, T, vocab)."""
