@@ -304,7 +304,7 @@ class Parallel:
             # Under tp no shard holds a token beyond the vocabulary, and all would go on with zeros. On a GPU this is a wait.
             if batch.device.type == "cpu" or self._num_steps == 0:
                 least, most = torch.aminmax(batch)
-                if 0 <= least and most < self.vocab:
+                if least >= 0 and most < self.vocab:
                     continue
                 strange = batch[(batch < 0) | (batch >= self.vocab)]
                 strange = strange if none is None else strange[strange != none]
