@@ -249,6 +249,8 @@ def _seconds(fabric: Fabric, kind: Collective, how: Algorithm, num_bytes: FloatA
     active, together = (groups.size > 1) & (num_bytes > 0), kind not in ALONE
     if kind is Collective.ALL_TO_ALL:
         groups = replace(groups, below=tuple(np.ones_like(below) for below in groups.below))
+    if fabric.curves and how is Algorithm.HIERARCHICAL:
+        return _levels_by_curves(fabric, num_bytes, groups)
     small = fabric.small_protocol
     ceiling = np.where(groups.outside, small.network.small_bytes_per_s, small.intra.small_bytes_per_s)
     closed = np.minimum(
@@ -373,6 +375,23 @@ def _hierarchical_s(fabric: Fabric, num_bytes: FloatArray, groups: Groups, bytes
     levels_s = stages * fabric.launch_s + (1 + scatter) * near + np.where(groups.outside, far, 0.0)
     ring_s = fabric.launch_s + _ring_s(fabric, Collective.ALL_REDUCE, num_bytes, groups, bytes_per_s)
     return np.where(np.mod(groups.size, inside) == 0, levels_s, ring_s)
+
+
+def _levels_by_curves(fabric: Fabric, num_bytes: FloatArray, groups: Groups) -> Seconds:
+    """A hierarchical all-reduce as the three collectives that it is made of, each from its own curve where there is one."""
+    ranks, inside = np.asarray(groups.last) + 1, groups.inside
+    near = groups_of(fabric, inside, groups.stride, ranks)
+    between = groups_of(fabric, groups.domains, groups.stride * inside, ranks)
+    found = Seconds.zeros(num_bytes.shape)
+    for kind, part, sent in (
+        (Collective.REDUCE_SCATTER, near, num_bytes),
+        (Collective.ALL_REDUCE, between, num_bytes / inside),
+        (Collective.ALL_GATHER, near, num_bytes),
+    ):
+        found = found + _seconds(fabric, kind, Algorithm.DEFAULT, sent, part)
+    ring = _seconds(fabric, Collective.ALL_REDUCE, Algorithm.DEFAULT, num_bytes, groups)
+    levels = groups.outside & (np.mod(groups.size, inside) == 0) & (inside > 1)
+    return found.scaled(levels) + ring.scaled(~levels)
 
 
 def _curve_s(fabric: Fabric, kind: Collective, num_bytes: FloatArray, groups: Groups) -> FloatArray:

@@ -154,6 +154,8 @@ class Cells:
     """Number of each one's rank order in `orders`; None = the first, of all."""
     orders: tuple[tuple[str, ...], ...] = (RANK_ORDER,)
     """Rank orders: axes, innermost first."""
+    sync: str = "default"
+    """How replicas of all of them add up their gradients, a `collectives.Algorithm`."""
 
     @classmethod
     def of(cls, layouts: Sequence[Layout], order: tuple[str, ...] = RANK_ORDER) -> Self:

@@ -73,9 +73,8 @@ def _late_traffic(prices: BlockPrices, cell: int | NDArray[np.int64], params: Fl
     (shard, shard_stride), (copies, copy_stride) = ((group[0][cell], group[1][cell]) for group in groups)
     gradient = params * reduce_bytes(problem)
     weight = params * compute.element_bytes(problem.workload.precision)
-    gradients = collective_s(
-        links, Collective.ALL_REDUCE, gradient / np.where(zero >= 1, shard, 1), copies, copy_stride, world=world
-    )
+    summed, how = gradient / np.where(zero >= 1, shard, 1), "default" if experts else cells.sync
+    gradients = collective_s(links, Collective.ALL_REDUCE, summed, copies, copy_stride, how, world=world)
     weights = Seconds.zeros(params.shape)
     late = synchronised_late(problem, cells)[cell]
     scattered = (zero == 1) | ((zero >= 2) & late)

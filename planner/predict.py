@@ -7,12 +7,13 @@ import numpy as np
 
 from cost_models.compute import FloatArray, multiplied_as
 from cost_models.intervals import pairwise_error, step_interval_s
+from cost_models.links import backend_of
 from cost_models.memory import memory_lower, memory_upper, moved_states, usable_bytes
 from cost_models.offload import offload_s
 from cost_models.peaks import DeviceMemory, asked_by, decision_columns, host_bytes_per_node, memory_report
 from cost_models.placement import Placement, price_placed
 from cost_models.pressure import slowdown_share
-from cost_models.records import Decision, MemoryKind, Parts, Prediction, StagePrediction, Verdict
+from cost_models.records import Binding, Decision, MemoryKind, Parts, Prediction, StagePrediction, Verdict
 from cost_models.schedules import Pipeline
 from cost_models.simulation import Simulation, simulate
 from cost_models.stage import Cells, ColumnPrices, Problem, operations_needed, price_blocks, price_columns
@@ -39,10 +40,20 @@ class Simulated:
     """Start and end of each operation."""
 
 
+def cells_of(problem: Problem, decision: Decision) -> Cells:
+    """A decision as a cell: its layout, its rank order, and the algorithm that it decides on for the replicas' gradients."""
+    found, choice = Cells.of([decision.layout], decision.ranks.order), decision.collectives.get("dp_replicate")
+    if choice is None or choice.binding is not Binding.DECIDED:
+        return found
+    # gloo has the ring alone: what it does by itself, with its measured curves
+    plain = choice.algorithm == "ring" and backend_of(problem.cluster) == "gloo"
+    return replace(found, sync="default" if plain else choice.algorithm)
+
+
 def simulated(problem: Problem, decision: Decision) -> Simulated:
     """Prices a decision and plays its schedule."""
     problem, layout = asked_by(problem, decision), decision.layout
-    cells = Cells.of([layout], decision.ranks.order)
+    cells = cells_of(problem, decision)
     columns = decision_columns(decision, problem.recompute_kinds)
     if len(problem.cluster.pools) > 1:
         prices = price_placed(problem, cells, Placement.of(decision), columns)
