@@ -168,7 +168,7 @@ class Cells:
         gather, schedule = np.empty(len(layouts), dtype=object), np.empty(len(layouts), dtype=object)
         gather[:] = [layout.gather for layout in layouts]
         schedule[:] = [layout.schedule for layout in layouts]
-        return cls(**degrees, gather=gather, schedule=schedule, orders=(tuple(order),))
+        return cls(**degrees, gather=gather, schedule=schedule, orders=(tuple(order),))  # type: ignore[arg-type]
 
     def __len__(self) -> int:
         return len(self.tp)
