@@ -161,11 +161,22 @@ def price_blocks(problem: Problem, cells: Cells, recompute_kinds: Sequence[str] 
     Many cells differ in what no block feels (pp, virtual stages, how data parallelism is split): a block is priced once for
     all cells in which it costs the same.
     """
+    distinct, row = price_distinct(problem, cells, recompute_kinds)
+    return distinct.spread(cells, row, distinct.recompute_kinds)
+
+
+def price_distinct(
+    problem: Problem, cells: Cells, recompute_kinds: Sequence[str] | None = None
+) -> tuple[BlockPrices, IntArray]:
+    """The different prices among those of `price_blocks`, and (n,) the number of each cell's."""
     _supported(problem, cells)
     first, row = distinct_rows(problem, cells)
     asked = problem if recompute_kinds is None else problem.with_recompute(recompute_kinds)
-    distinct = replace(_price_each(asked, cells.take(first)), problem=problem)
-    return distinct.spread(cells, row, distinct.recompute_kinds)
+    return replace(_price_each(asked, cells.take(first)), problem=problem), row
+
+
+_CODE_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+"""2^64 over the golden ratio, odd: Knuth, The Art of Computer Programming 3, section 6.4."""
 
 
 def distinct_rows(problem: Problem, cells: Cells) -> tuple[IntArray, IntArray]:
@@ -181,13 +192,13 @@ def distinct_rows(problem: Problem, cells: Cells) -> tuple[IntArray, IntArray]:
         np.where(each, np.array([codes[gather] for gather in cells.gather.tolist()]), 0),
         *(np.where(each, part, 0) for group in (cells.shard_group, cells.expert_shard_group) for part in group),
     ]
-    row = np.zeros(len(cells), dtype=np.int64)
+    # one sort of 64-bit codes in place of one for each column; that no two rows share a code is looked at
+    code = np.zeros(len(cells), dtype=np.uint64)
     for values in felt:
-        # numbers stay small: they are renumbered after every further column
-        distinct, code = np.unique(values, return_inverse=True)
-        if len(distinct) > 1:
-            row = np.unique(row * len(distinct) + code.ravel(), return_inverse=True)[1].ravel()
-    return np.unique(row, return_index=True)[1], row
+        code = code * _CODE_FACTOR + values.astype(np.uint64)
+    _, first, row = np.unique(code, return_index=True, return_inverse=True)
+    assert all((values == values[first][row]).all() for values in felt)
+    return first, row
 
 
 def _price_each(problem: Problem, cells: Cells) -> BlockPrices:

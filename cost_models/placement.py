@@ -79,9 +79,12 @@ def pool_name(cluster: Cluster, number: int) -> str:
 # --- prices ---------------------------------------------------------------------------------------------------------------
 
 
-def price_pools(problem: Problem, cells: Cells, pools: Sequence[int]) -> dict[int, BlockPrices]:
-    """The blocks of every cell, priced on each of these pools; all ends meet at the slowest network."""
-    prices = {pool: price_blocks(problem.on_pool(pool), cells) for pool in pools}
+def price_pools(
+    problem: Problem, cells: Cells, pools: Sequence[int], recompute_kinds: Sequence[str] | None = None
+) -> dict[int, BlockPrices]:
+    """The blocks of every cell, priced on each of these pools under some kinds of recompute (all); all ends meet at the
+    slowest network."""
+    prices = {pool: price_blocks(problem.on_pool(pool), cells, recompute_kinds) for pool in pools}
     slowest = min((one.fabric for one in prices.values()), key=lambda fabric: fabric.network.bytes_per_s)
     between = _across(slowest, problem.cluster.num_gpus)
     return {pool: replace(one, between=between) for pool, one in prices.items()}

@@ -12,7 +12,6 @@ from planner.search.walk import (
     LEAST_CONTEXT,
     OPTIONS,
     SCHEDULES,
-    SEARCHED_RECOMPUTE,
     Log,
     Walk,
     most_micro_batch,
@@ -70,6 +69,7 @@ def restrictions(runtime: Runtime, pins: Pins, worlds: Sequence[int], cluster: C
         _orders(runtime, cluster),
         "interleaved: at least pp micro-batches; with as many layers in every virtual stage J is its formula, embedding in the first, head in the last",
         "further schedules, and virtual stages of unequal layers: the balanced split and the one with embedding's and head's stage a layer lighter, one kind of recompute everywhere; J is their simulated time",
+        "the layers of a virtual stage are recomputed in two ways at most",
         "recompute serves memory alone: a device that fits without it has none, to hide synchronisation behind it is no reason",
     ]
     if not runtime.context_parallel:
@@ -78,10 +78,8 @@ def restrictions(runtime: Runtime, pins: Pins, worlds: Sequence[int], cluster: C
         told.append(f"runtime {runtime.name} has no expert parallelism: ep = 1")
     if runtime.context_parallel and "cp" not in pins.fields:
         told.append(f"context parallelism leaves at least {LEAST_CONTEXT} tokens of a sequence to a rank")
-    if "recompute" not in pins.fields and any(kind not in SEARCHED_RECOMPUTE for kind in runtime.recompute_kinds):
-        told.append(
-            f"recompute of single modules is priced, but searched only where a pin names it; searched: {', '.join(SEARCHED_RECOMPUTE)}"
-        )
+    if "recompute" not in pins.fields:
+        told.append("kinds of recompute that save less than 0.1% of a layer's time against mixing two others")
     if "mbs" not in pins.fields:
         told.append(f"micro-batches of more than {most_micro_batch(seq):,} sequences")
     missing = [schedule.value for schedule in SCHEDULES if schedule not in runtime.schedules]

@@ -30,7 +30,7 @@ class Pooled(Priced):
     def of(cls, problem: Problem, space: Space, *, at_risk: bool = False) -> "Pooled":
         """Prices every block of every cell on every pool."""
         numbers = range(len(problem.cluster.pools))
-        prices = price_pools(problem, space.cells, numbers)
+        prices = price_pools(problem, space.cells, numbers, space.recompute_kinds)
         of_pools = []
         for number in numbers:
             own = problem.on_pool(number)

@@ -3,6 +3,7 @@
 The seam between what cells exist (space), what stages cost (cost_models.stage) and the search, which knows numbers only.
 """
 
+import itertools
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -334,26 +335,27 @@ class Priced:
     def _saving_alike(self, cell: CellProblem, tight: Spans, missing_bytes: FloatArray, kind: int) -> StageColumns:
         """Spans of one kind of layer: of the ways that save enough none that saves much more than it must.
 
-        Every count of the kinds beyond the second is tried with the least count of the second kind that is enough, and with a
-        few more: what a layer holds while it recomputes is not in the plain column, but is less than a whole layer keeps.
+        Of each two kinds the least count of the thriftier one that is enough is tried, and a few more: what a layer holds while
+        it recomputes is not in the plain column, but is less than a whole layer keeps.
         """
         kept = self.prices.activation_bytes[cell.index, LAYERS][kind]
-        kinds = [self.kinds[0], *(kind for kind in self.kinds[1:] if kept[kind] < kept[self.kinds[0]])]
-        if len(kinds) == 1:
+        pairs = [(one, two) for one, two in itertools.permutations(self.kinds, 2) if kept[two] < kept[one]]
+        if not pairs:
             return _NO_COLUMNS
         alive = np.array([max(vector[0] for vector in vectors) for vectors in cell.in_flight])[tight.stage]
-        rows, others = recompute_choices(self._layers(tight), [kinds[0], *kinds[2:]], len(self.prices.recompute_kinds))
-        saved = kept[kinds[0]] - kept
-        room = others[:, kinds[0]].copy()
-        others[:, kinds[0]] = 0
-        least = np.ceil((missing_bytes[rows] / alive[rows] - others @ saved) / saved[kinds[1]] * (1 - 1e-12))
-        more = int(np.ceil(kept[0] / saved[kinds[1]])) + 1
-        second = np.maximum(least, 0).astype(np.int64)[:, None] + np.arange(more + 1)
-        row, extra = np.nonzero(second <= room[:, None])
-        counts = others[row]
-        counts[:, kinds[1]] = second[row, extra]
-        counts[:, kinds[0]] = room[row] - counts[:, kinds[1]]
-        return self._light(cell, tight.take(rows[row]), counts)
+        layers, found = self._layers(tight), []
+        for one, two in pairs:
+            saves = kept[self.kinds[0]] - kept[one], kept[one] - kept[two]
+            least = np.ceil((missing_bytes / alive - layers * saves[0]) / saves[1] * (1 - 1e-12))
+            more = min(int(np.ceil(kept[self.kinds[0]] / saves[1])) + 1, int(layers.max()))
+            thrifty = np.maximum(least, 0).astype(np.int64)[:, None] + np.arange(more + 1)
+            row, extra = np.nonzero(thrifty <= layers[:, None])
+            choices = np.zeros((len(row), 1 + len(self.prices.recompute_kinds)), dtype=np.int64)
+            choices[:, 0], choices[:, 1 + two] = row, thrifty[row, extra]
+            choices[:, 1 + one] = layers[row] - thrifty[row, extra]
+            found.append(choices)
+        choices = np.unique(np.concatenate(found), axis=0)
+        return self._light(cell, tight.take(choices[:, 0]), choices[:, 1:])
 
     def _light(self, cell: CellProblem, spans: Spans, counts: IntArray) -> StageColumns:
         """The columns that are not too heavy, priced."""

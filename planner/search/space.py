@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from cost_models.facts import facts_of_model
+from cost_models.law_terms import parts_without
 from cost_models.laws import Facts
 from cost_models.problem import Cells, IntArray
 from cost_models.rank_orders import order_text
@@ -22,7 +23,7 @@ from planner.search.arrangements import LAW as POOL_LAW
 from planner.search.arrangements import NEIGHBOURS, Arrangement, legal_pipelines, place
 from planner.search.left_out import nothing_legal, restrictions
 from planner.search.played import are_played
-from planner.search.walk import MANY_OPERATIONS, MOST_SEARCHED_LAYERS, SEARCHED_RECOMPUTE, Log, Refusal, Walk
+from planner.search.walk import MANY_OPERATIONS, MOST_SEARCHED_LAYERS, Log, Refusal, Walk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -99,9 +100,13 @@ def enumerate_cells(
         walk.worlds.append(world)
     for layout in extra:
         walk.add_extra(layout)
-    named = "recompute" in pins.fields
-    offered = [k for k in runtime.recompute_kinds if is_priced(runtime.name, k) and (named or k in SEARCHED_RECOMPUTE)]
-    kinds = tuple(kind for kind in offered if pins.allows_value("recompute", kind))
+    kinds = tuple(
+        kind
+        for kind in runtime.recompute_kinds
+        if is_priced(runtime.name, kind)
+        and pins.allows_value("recompute", kind)
+        and not parts_without(replace(walk.facts, recompute=kind))
+    )
     if not walk.rows or not kinds:
         raise nothing_legal(walk, kinds)
     cells, families = walk.cells()

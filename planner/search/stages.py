@@ -361,23 +361,24 @@ def _reach(block_s: FloatArray, limit_s: float) -> tuple[IntArray, IntArray]:
 
 
 @lru_cache(maxsize=1024)
-def _compositions(total: int, parts: int) -> IntArray:
-    """(C, parts) every way to write `total` as a sum of `parts` counts, the first kind's count falling."""
-    if parts == 1:
-        return np.array([[total]])
-    blocks = []
-    for head in range(total, -1, -1):
-        rest = _compositions(total - head, parts - 1)
-        blocks.append(np.column_stack((np.full(len(rest), head), rest)))
+def _mixtures(total: int, parts: int) -> IntArray:
+    """(C, parts) every way to write `total` as a sum of `parts` counts of which two at most are not 0."""
+    if not total:
+        return np.zeros((1, parts), dtype=np.int64)
+    blocks, share = [np.eye(parts, dtype=np.int64) * total], np.arange(1, total)
+    for one, two in itertools.combinations(range(parts), 2):
+        mixed = np.zeros((len(share), parts), dtype=np.int64)
+        mixed[:, one], mixed[:, two] = total - share, share
+        blocks.append(mixed)
     return np.concatenate(blocks)
 
 
 def recompute_choices(num_layers: IntArray, kinds: Sequence[int], num_kinds: int) -> tuple[IntArray, IntArray]:
-    """Every way to recompute each of n columns: (row of the column, counts (N, num_kinds)).
+    """Every way to recompute each of n columns in two kinds at most: (row of the column, counts (N, num_kinds)).
 
     num_layers: (n,) layers of each column; kinds: numbers of the kinds that may be used.
     """
-    tables = {int(layers): _compositions(int(layers), len(kinds)) for layers in np.unique(num_layers)}
+    tables = {int(layers): _mixtures(int(layers), len(kinds)) for layers in np.unique(num_layers)}
     rows = np.repeat(np.arange(len(num_layers)), [len(tables[int(layers)]) for layers in num_layers])
     counts = np.zeros((len(rows), num_kinds), dtype=np.int64)
     if len(rows):

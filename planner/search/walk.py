@@ -27,8 +27,6 @@ SCHEDULES = (
     Schedule.V_MIN,
 )
 """Schedules, the first that a runtime has for a layout without a pipeline."""
-SEARCHED_RECOMPUTE = ("none", "selective", "full")
-"""Kinds of recompute that stages are searched with; further ones are priced where a pin names them."""
 LEAST_CONTEXT = 2048
 """Tokens of a sequence that context parallelism leaves to a rank at least: shorter parts hide no exchange."""
 MOST_SEARCHED_LAYERS = 512

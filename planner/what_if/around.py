@@ -18,7 +18,6 @@ from planner.errors import InputError
 from planner.explain import problem_of_plan
 from planner.predict import fullest_position, predict
 from planner.readers.pins import Pins, parse_pins
-from planner.search.walk import SEARCHED_RECOMPUTE
 from planner.what_if.neighbours import Neighbour, Refused, by_fit_and_speed, judged
 
 PARTS = {
@@ -67,8 +66,6 @@ def _one_change_away(problem: Problem, layout: Layout) -> Iterator[Neighbour | R
         yield from judged(problem, layout)
         return
     for kind in problem.recompute_kinds:
-        if kind not in SEARCHED_RECOMPUTE:
-            continue
         base = replace(layout, recompute=kind)
         yield Neighbour(
             change=f"recompute {STAGES} -> {kind}",

@@ -1,7 +1,7 @@
 """Whether anything fits, exactly; and the plan that shows it."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from planner.search.best_first import search
 from planner.search.pooled import price
 from planner.search.priced import Priced
 from planner.search.space import Space, enumerate_cells
+from planner.search.worthwhile import worthwhile_kinds
 from planner.solver import preferred_solver
 from planner.what_if.changes import Question
 
@@ -28,8 +29,8 @@ class Found:
 
 
 def space_of(problem: Problem, pins: Pins, worlds: Collection[int] | None = None) -> Space:
-    """The space of a problem."""
-    return enumerate_cells(
+    """The space of a problem; of the kinds of recompute that no pin names, those that are worth searching."""
+    space = enumerate_cells(
         model=problem.model,
         cluster=problem.cluster,
         workload=problem.workload,
@@ -37,6 +38,9 @@ def space_of(problem: Problem, pins: Pins, worlds: Collection[int] | None = None
         pins=pins,
         worlds=worlds,
     )
+    if "recompute" in pins.fields:
+        return space
+    return replace(space, recompute_kinds=worthwhile_kinds(problem, space.cells, space.recompute_kinds))
 
 
 def anything_fits(priced: Priced) -> bool:

@@ -136,10 +136,10 @@ def every_column(priced: Priced, index: int) -> CellProblem:
 
 
 def _mixtures(priced: Priced, layers: int) -> Iterator[tuple[int, ...]]:
-    """Layers under each kind of recompute that may be used."""
+    """Layers under each kind of recompute that may be used, two at most."""
     num_kinds, kinds = len(priced.prices.recompute_kinds), priced.kinds
     for shares in itertools.product(range(layers + 1), repeat=len(kinds)):
-        if sum(shares) == layers:
+        if sum(shares) == layers and sum(share > 0 for share in shares) <= 2:
             of_kind = dict(zip(kinds, shares, strict=True))
             yield tuple(of_kind.get(kind, 0) for kind in range(num_kinds))
 
