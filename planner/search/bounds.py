@@ -15,12 +15,12 @@ from cost_models.calibrations import value, value_or
 from cost_models.collectives import Collective, collective_s
 from cost_models.memory import context_bytes
 from cost_models.problem import Cells, Problem
-from cost_models.schedules import FloatArray, IntArray, splits_backward
+from cost_models.schedules import FloatArray, IntArray, Pipeline, splits_backward
 from cost_models.stage import EMBEDDING, HEAD, LAYERS, BlockPrices, hidden_share, late_s
 from cost_models.step import CellFloors, cell_floors, closed_lower_bound_s, closed_objective_bound_s
 from planner.search.floors import CellMemory, extra_seconds, layers_of_chunks, least_loads, least_steps
 from planner.search.played import are_played
-from planner.search.played_bounds import played_bounds
+from planner.search.played_bounds import may_fit, played_bounds
 
 _ROUNDING = 1e-9
 """Share by which a limit is raised before it is turned into a load, so that rounding closes nothing."""
@@ -275,6 +275,10 @@ class Bounds:
         if len(worth):
             bound_s[worth] = np.maximum(bound_s[worth], played_bounds(self, among[worth], below_s))
         return bound_s
+
+    def may_fit_played(self, index: int, pipeline: Pipeline, number: int, kind: int) -> bool:
+        """Whether a plan that is played (its split's number, its kind of recompute) is not known to be too large."""
+        return may_fit(self, index, pipeline, number, kind)
 
     def tails_below(self, among: IntArray, heaviest_s: FloatArray) -> FloatArray:
         """κ at least, with what is left of the exchanges at the end of the step.

@@ -97,8 +97,10 @@ def _fitting(priced: "Priced", empty: CellProblem) -> Iterator[tuple[CellProblem
     kinds = [kind for kind in priced.kinds if known[kind] in legal]
     devices = devices_of_stages(layout.schedule, layout.pp, layout.vpp)
     held = max_held(empty.pipeline)
-    for blocks in split_counts(problem.model.num_layers, layout.num_virtual_stages):
+    for number, blocks in enumerate(split_counts(problem.model.num_layers, layout.num_virtual_stages)):
         for kind in kinds:
+            if not priced.bounds.may_fit_played(empty.index, empty.pipeline, number, kind):
+                continue
             columns = _columns(blocks, kind, len(known))
             prices = price_columns(priced.prices, empty.index, columns)
             waiting = np.sum(list(prices.footprints.per_waiting.values()), axis=0)

@@ -110,6 +110,15 @@ def _plans(bounds: "Bounds", place: IntArray, cell: IntArray, pipeline: Pipeline
                 )
 
 
+def may_fit(bounds: "Bounds", index: int, pipeline: Pipeline, number: int, kind: int) -> bool:
+    """Whether the plan of a cell with its split of this number, all layers under one kind of recompute, is not known to be too
+    large: asked before it is priced."""
+    problem = bounds.problem
+    shape = (pipeline.num_devices, pipeline.num_virtual_per_device)
+    splits = _splits(tuple(problem.block_places.tolist()), len(problem.kinds), pipeline.schedule, *shape)
+    return bool(_may_fit(bounds, np.array([index]), pipeline, splits[number], kind)[0])
+
+
 def _ends(
     bounds: "Bounds", where: IntArray, pipeline: Pipeline, split: _Split, kind: int
 ) -> tuple[FloatArray, FloatArray]:

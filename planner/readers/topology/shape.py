@@ -8,8 +8,6 @@ rate is their sum.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import networkx as nx
-
 from planner.readers.topology.seen import SeenGpu, SeenNode, Way
 
 NVLINKS: Mapping[str, tuple[int, float, str]] = {
@@ -62,6 +60,8 @@ class Domains:
 
 def domains_of(node: SeenNode, most_links: int | None) -> Domains:
     """The fast domains of a node; `most_links` is what a GPU of its kind has (None = unknown: 18)."""
+    import networkx as nx  # a tenth of a second that only pasted files ask for
+
     count = len(node.gpus)
     graph = nx.Graph()
     graph.add_nodes_from(range(count))
