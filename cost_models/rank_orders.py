@@ -143,18 +143,20 @@ def in_other_orders(
     """The same cells in every other of these orders that is not the same as the first, or as one before it, and can be priced;
     and the number of each one's cell.
     """
-    seen = [places(fabric, _within(cells, orders[0]), experts=experts)]
+    even = [evenly_spaced(_within(cells, order), experts=experts) for order in orders[1:]]
+    some = np.flatnonzero(np.logical_or.reduce(even)) if even else np.empty(0, dtype=np.int64)
+    few = cells.take(some)
+    seen = [places(fabric, _within(few, orders[0]), experts=experts)]
     found, numbers = [], []
     for number, order in enumerate(orders[1:], start=1):
-        ordered = _within(cells, order)
-        here = places(fabric, ordered, experts=experts)
-        new = evenly_spaced(ordered, experts=experts)
+        here = places(fabric, _within(few, order), experts=experts)
+        new = even[number - 1][some]
         for other in seen:
             new &= (here != other).any(axis=1)
         # what cannot be priced hides no order behind it
         seen.append(np.where(new[:, None], here, -1))
         which = np.flatnonzero(new)
-        found.append(which)
+        found.append(some[which])
         numbers.append(np.full(len(which), number))
     row = np.concatenate(found) if found else np.empty(0, dtype=np.int64)
     nesting = np.concatenate(numbers) if numbers else np.empty(0, dtype=np.int64)
