@@ -66,7 +66,7 @@ def random_problem(seed: int) -> Problem:
 
 
 def every_plan(priced: Priced, index: int) -> CellProblem:
-    """A cell with all its columns: every span of blocks on every stage, under every mixture of kinds of recompute."""
+    """A cell with all its columns: every span of blocks on every stage, under every mixture of two kinds of recompute."""
     layout, num_micro = priced.layout(index), int(priced.num_micro_batches[index])
     last_block = priced.problem.model.num_blocks - 1
     kinds = len(priced.prices.recompute_kinds)
@@ -77,7 +77,11 @@ def every_plan(priced: Priced, index: int) -> CellProblem:
                 continue
             layers = last - first + 1 - (first == 0) - (last == last_block)
             mixtures = itertools.product(range(layers + 1), repeat=kinds)
-            rows += [(stage, first, last, mixture) for mixture in mixtures if sum(mixture) == layers]
+            rows += [
+                (stage, first, last, mixture)
+                for mixture in mixtures
+                if sum(mixture) == layers and sum(count > 0 for count in mixture) <= 2
+            ]
     stage, first, last, counts = (np.array(values) for values in zip(*rows, strict=True))
     columns = Columns(stage=stage, first=first, last=last, recompute_counts=counts)
     found = price_columns(priced.prices, index, columns)
