@@ -34,7 +34,7 @@ test-without-torch: .venv-without-torch/.installed
 .venv-without-torch/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-without-torch
 	.venv-without-torch/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-		highspy hypothesis jsonschema matplotlib networkx numpy pulp pytest pytest-timeout pytest-xdist
+		highspy hypothesis jsonschema matplotlib networkx numpy pulp pyyaml pytest pytest-timeout pytest-xdist
 	touch $@
 
 clean:

@@ -46,12 +46,14 @@ def test_what_is_refused_starts_nothing(
     assert "Traceback" not in told
 
 
-def test_a_decided_algorithm_is_not_ours_to_realise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_algorithm_that_the_backend_has_not_is_refused_before_ranks_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = Case(layout="dpr2").plan
-    ring = {"dp_replicate": CollectiveChoice(algorithm="ring", binding=Binding.DECIDED)}
-    save(replace(plan, decision=replace(plan.decision, collectives=ring)), tmp_path / "plan.json")
+    tree = {"dp_replicate": CollectiveChoice(algorithm="tree", binding=Binding.DECIDED)}
+    save(replace(plan, decision=replace(plan.decision, collectives=tree)), tmp_path / "plan.json")
     assert main(["run", str(tmp_path / "plan.json")]) == 2
-    assert "collectives.dp_replicate decides on 'ring'" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "tree" in told
+    assert "default, ring, hierarchical" in told
 
 
 @pytest.mark.parametrize(
