@@ -46,7 +46,9 @@ def test_what_is_refused_starts_nothing(
     assert "Traceback" not in told
 
 
-def test_an_algorithm_that_the_backend_has_not_is_refused_before_ranks_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_algorithm_that_the_backend_has_not_is_refused_before_ranks_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     plan = Case(layout="dpr2").plan
     tree = {"dp_replicate": CollectiveChoice(algorithm="tree", binding=Binding.DECIDED)}
     save(replace(plan, decision=replace(plan.decision, collectives=tree)), tmp_path / "plan.json")
