@@ -85,8 +85,6 @@ class Ring(Sum):
             group=self._lane.group,
             async_op=True,
         )
-        if finish is None:
-            return StageOfCollective(lane=self._lane, launch=launch)
         return StageOfCollective(lane=self._lane, launch=launch, finish=finish)
 
 
@@ -118,10 +116,11 @@ class Hierarchical(Sum):
         back = partial(_copy_back, buffer, whole) if whole is not buffer else None
         between = partial(dist.all_reduce, share, group=self._between.group, async_op=True)
         gather = partial(dist.all_gather_single, whole, share, group=self._gather.group, async_op=True)
-        last = StageOfCollective(lane=self._gather, launch=gather)
-        if back is not None:
-            last = StageOfCollective(lane=self._gather, launch=gather, finish=back)
-        return [self._scattered(whole, share), StageOfCollective(lane=self._between, launch=between), last]
+        return [
+            self._scattered(whole, share),
+            StageOfCollective(lane=self._between, launch=between),
+            StageOfCollective(lane=self._gather, launch=gather, finish=back),
+        ]
 
     def _scattered(self, whole: Tensor, share: Tensor) -> StageOfCollective:
         group = self._scatter.group

@@ -14,10 +14,6 @@ from torch import Tensor
 from torch.futures import Future, collect_all
 
 
-def _nothing() -> None:
-    return None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageOfCollective:
     """One collective of an algorithm."""
@@ -26,8 +22,8 @@ class StageOfCollective:
     """Where it queues."""
     launch: Callable[[], dist.Work]
     """Starts it, without waiting."""
-    finish: Callable[[], None] = _nothing
-    """What is done with its result before the next stage."""
+    finish: Callable[[], None] | None = None
+    """What is done with its result before the next stage; None = nothing."""
 
 
 class Lane:
@@ -46,7 +42,8 @@ class Lane:
         def settle(work: Future[Any]) -> None:
             try:
                 work.value()
-                stage.finish()
+                if stage.finish is not None:
+                    stage.finish()
             except Exception as error:  # noqa: BLE001  (on a thread of gloo nobody would see it; the future carries it)
                 ended.set_exception(error)
             else:
@@ -98,7 +95,8 @@ def _run_on_stream(stages: Sequence[StageOfCollective], result: Tensor) -> Futur
     with torch.cuda.stream(stream):
         for stage in stages:
             stage.launch().wait()
-            stage.finish()
+            if stage.finish is not None:
+                stage.finish()
         result.record_stream(stream)
         future.set_result(result)  # notes the current stream, on which whoever waits for the future will wait
     return future

@@ -364,13 +364,11 @@ class _Search:
                 continue
             tighter_s = np.minimum(self.space.simulated_bounds_below(simulated_s, some), simulated_s)
             refined_s = np.maximum(bounds[some], tighter_s).tolist()
-            heap.extend(
-                zip(refined_s, some.tolist(), (self.space.layout(i).vpp > 1 for i in some.tolist()), strict=True)
-            )
+            heap.extend((bound_s, index, False) for bound_s, index in zip(refined_s, some.tolist(), strict=True))
         heapq.heapify(heap)
         while True:
             bound_s, index, known = heap[0]
-            if bound_s >= worth_s or known or self.left_s() <= 0:
+            if bound_s >= worth_s or known or self.left_s() <= 0 or self.space.layout(index).vpp > 1:
                 return min(bound_s, simulated_s), index
             heapq.heapreplace(heap, (max(bound_s, self._least_of(index, simulated_s)), index, True))
 

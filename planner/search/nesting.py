@@ -102,9 +102,11 @@ def _may_gain(priced: Priced, objective_below_s: float, simulated_below_s: float
     cells, prices, bounds = priced.space.cells, priced.prices, priced.bounds
     several = sum((getattr(cells, axis) > 1).astype(np.int64) for axis in RANK_ORDER) > 1
     several &= cells.world > _nearest_unit(priced.problem.cluster)
-    compute_s = (prices.forward_compute_s + prices.backward_compute_s)[:, :, list(priced.kinds)]
-    exposed_s = (prices.forward_exposed_s + prices.backward_exposed_s)[:, :, list(priced.kinds)]
-    share = (compute_s / np.maximum(compute_s + exposed_s, 1e-300)).min(axis=(1, 2))
+    # many cells have the same prices
+    _, first, row = np.unique(prices.rows, return_index=True, return_inverse=True)
+    compute_s = (prices.forward_compute_s[first] + prices.backward_compute_s[first])[:, :, list(priced.kinds)]
+    exposed_s = (prices.forward_exposed_s[first] + prices.backward_exposed_s[first])[:, :, list(priced.kinds)]
+    share = (compute_s / np.maximum(compute_s + exposed_s, 1e-300)).min(axis=(1, 2))[row]
     stages, vpp = cells.num_virtual_stages, cells.vpp
     crossed = (priced.num_micro_batches - 1 / vpp) * np.maximum(2 * (stages - 1) / cells.pp, 2 * vpp - 1)
     hops_s = (crossed + 2 * (stages - 1) / vpp) * bounds.least_hop_s
